@@ -1,0 +1,125 @@
+"""The one struct that travels the route, from intake to settlement.
+
+It is mutable on purpose: each room fills in its own fields, and a frozen object per step costs
+more than the rules themselves. Nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+Headers = tuple[tuple[str, bytes | None], ...]
+
+
+class Channel(IntEnum):
+    """Which of the topics that live with a source partition a position belongs to."""
+
+    SOURCE = 0
+    RETRY = 1
+    COMMANDS = 2
+
+
+class Record:
+    """One Kafka record, and what became known about it on the way.
+
+    Filled by `consumer/intake`: channel, offset, timestamp_ms, key, value, headers.
+    Filled by `lanes/envelope`: the identity, `payload`, and `fault` when there is none.
+    Filled by `lanes/board`: lane, redelivered, parked.
+    Filled by `consumer/workers`: payload_hash.
+
+    Attributes:
+        offset: position in the topic of `channel` that it was read from.
+        origin_offset: its position in the source topic; differs from `offset` on a retry.
+        payload: the raw JSON of the payload, or whatever the pipeline's `decode` returned.
+        attempt: 1 for a source record; a retry carries the attempt it asks for.
+        due_ms: epoch milliseconds before which a retry must not run; 0 when it may run at once.
+        fault: why there is no usable envelope; such a record is rejected out of turn.
+        misfit: why a readable record must be rejected when its turn comes (unknown version).
+        parked: True when it was read back from the ledger, so it has no offset left to settle.
+    """
+
+    __slots__ = (
+        "attempt",
+        "channel",
+        "due_ms",
+        "effect_key",
+        "fault",
+        "first_failed_ms",
+        "headers",
+        "key",
+        "lane",
+        "message_id",
+        "misfit",
+        "offset",
+        "origin_offset",
+        "parked",
+        "payload",
+        "payload_hash",
+        "redelivered",
+        "sequence",
+        "sequence_key",
+        "timestamp_ms",
+        "value",
+        "version",
+    )
+
+    def __init__(
+        self,
+        channel: Channel,
+        offset: int,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Headers = (),
+        timestamp_ms: int = 0,
+    ) -> None:
+        self.channel = channel
+        self.offset = offset
+        self.origin_offset = offset
+        self.timestamp_ms = timestamp_ms
+        self.key = key
+        self.value = value
+        self.headers = headers
+        self.message_id = ""
+        self.effect_key = ""
+        self.sequence_key: str | None = None
+        self.sequence = 0
+        self.version = 0
+        self.payload: object = None
+        self.payload_hash = b""
+        self.lane = ""
+        self.attempt = 1
+        self.due_ms = 0
+        self.first_failed_ms = 0
+        self.fault = ""
+        self.misfit = ""
+        self.redelivered = False
+        self.parked = False
+
+    def size_bytes(self) -> int:
+        """Bytes of key, value and header values: what the in-flight and parking bounds count."""
+        size = len(self.key or b"") + len(self.value or b"")
+        for name, value in self.headers:
+            size += len(name) + len(value or b"")
+        return size
+
+    def __repr__(self) -> str:
+        # No payload and no header values: a repr ends in logs and in test output.
+        return (
+            f"Record({self.channel.name} {self.offset} effect={self.effect_key!r} "
+            f"lane={self.lane!r} seq={self.sequence} attempt={self.attempt})"
+        )
+
+
+def keyed_lane(sequence_key: str) -> str:
+    """The lane of a sequence key. The prefix keeps it apart from the lanes of one."""
+    return "k" + sequence_key
+
+
+def lane_of_one(effect_key: str) -> str:
+    """The lane of a record without a sequence key: nothing but its own effect is ordered."""
+    return "e" + effect_key
+
+
+def is_lane_of_one(lane: str) -> bool:
+    """True for the lane of a record without a sequence key."""
+    return lane.startswith("e")

@@ -1,0 +1,42 @@
+# `make check` is what CI runs before `make test`. Neither needs anything but python3, and for the tests
+# of the Kafka side one of: LANEWAY_TEST_BOOTSTRAP, a Docker engine, or a JVM (17 or newer) with Maven.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+TYPED  := laneway tests $(wildcard benchmarks)
+
+.PHONY: help install check format test bench clean
+
+help:
+	@echo "make check   ruff, formatting, mypy --strict"
+	@echo "make test    every test, on a real Kafka that the tests start themselves"
+	@echo "make bench   the budgets, measured beside their peers"
+	@echo "make format  let ruff rewrite the files"
+
+install: $(STAMP)
+
+# The stamp is written last, so that an interrupted installation is done again.
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict --explicit-package-bases $(TYPED)
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+test: $(STAMP)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+clean:
+	rm -rf $(VENV) .cache build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

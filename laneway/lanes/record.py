@@ -35,6 +35,7 @@ class Record:
         due_ms: epoch milliseconds before which a retry must not run; 0 when it may run at once.
         fault: why there is no usable envelope; such a record is rejected out of turn.
         misfit: why a readable record must be rejected when its turn comes (unknown version).
+        skip: why the configuration lets it pass without a delivery (a tombstone), or "".
         parked: True when it was read back from the ledger, so it has no offset left to settle.
     """
 
@@ -58,6 +59,7 @@ class Record:
         "redelivered",
         "sequence",
         "sequence_key",
+        "skip",
         "timestamp_ms",
         "value",
         "version",
@@ -92,6 +94,7 @@ class Record:
         self.first_failed_ms = 0
         self.fault = ""
         self.misfit = ""
+        self.skip = ""
         self.redelivered = False
         self.parked = False
 

@@ -1,0 +1,53 @@
+"""The settlement: the durable outcome of one delivery, as a value.
+
+The board makes it; the settler writes its entries, publishes its forwards and commits its
+offset; the journal tells it. Only a settled offset may be committed.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from laneway.lanes.forward import Forward
+from laneway.lanes.record import Record
+from laneway.lanes.view import Entry
+
+
+class Settled(Enum):
+    """How a delivery ended. The value is its journal event; "" has no line of its own."""
+
+    SUCCEEDED = "result_saved"
+    DUPLICATE = "duplicate_suppressed"
+    RETRY_WAIT = "retry_scheduled"
+    QUARANTINED = "quarantined"
+    IN_REVIEW = "in_review"
+    PARKED = "parked"
+    SKIPPED = ""
+
+
+class Settlement:
+    """One record's end, or its durable wait.
+
+    Attributes:
+        reason: a fixed word, such as `already-settled` or `invalid-payload`.
+        result_key: of a success, or of the success that a duplicate found.
+        events: further journal lines in order: (event, reason or case id).
+    """
+
+    __slots__ = ("entries", "events", "forwards", "how", "reason", "record", "result_key")
+
+    def __init__(
+        self,
+        record: Record,
+        how: Settled,
+        entries: list[Entry],
+        reason: str = "",
+        result_key: str | None = None,
+    ) -> None:
+        self.record = record
+        self.how = how
+        self.entries = entries
+        self.reason = reason
+        self.result_key = result_key
+        self.forwards: list[Forward] = []
+        self.events: list[tuple[str, str]] = []

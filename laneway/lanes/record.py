@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from laneway.lanes.effect import Effect
+
 Headers = tuple[tuple[str, bytes | None], ...]
 
 
@@ -24,7 +26,7 @@ class Record:
 
     Filled by `consumer/intake`: channel, offset, timestamp_ms, key, value, headers.
     Filled by `lanes/envelope`: the identity, `payload`, and `fault` when there is none.
-    Filled by `lanes/board`: lane, redelivered, parked.
+    Filled by `lanes/board`: redelivered, parked, prior.
     Filled by `consumer/workers`: payload_hash.
 
     Attributes:
@@ -36,6 +38,8 @@ class Record:
         fault: why there is no usable envelope; such a record is rejected out of turn.
         misfit: why a readable record must be rejected when its turn comes (unknown version).
         skip: why the configuration lets it pass without a delivery (a tombstone), or "".
+        prior: its effect as the ledger knew it when the record was judged.
+        size_bytes: of key, value and headers: what the in-flight and parking bounds count.
         parked: True when it was read back from the ledger, so it has no offset left to settle.
     """
 
@@ -56,9 +60,11 @@ class Record:
         "parked",
         "payload",
         "payload_hash",
+        "prior",
         "redelivered",
         "sequence",
         "sequence_key",
+        "size_bytes",
         "skip",
         "timestamp_ms",
         "value",
@@ -97,13 +103,11 @@ class Record:
         self.skip = ""
         self.redelivered = False
         self.parked = False
-
-    def size_bytes(self) -> int:
-        """Bytes of key, value and header values: what the in-flight and parking bounds count."""
-        size = len(self.key or b"") + len(self.value or b"")
-        for name, value in self.headers:
-            size += len(name) + len(value or b"")
-        return size
+        self.prior: Effect | None = None
+        size = len(key or b"") + len(value or b"")
+        for name, content in headers:
+            size += len(name) + len(content or b"")
+        self.size_bytes = size
 
     def __repr__(self) -> str:
         # No payload and no header values: a repr ends in logs and in test output.

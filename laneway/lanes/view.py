@@ -48,6 +48,7 @@ class Meta(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     open_cases: int
     parked_bytes: int
     written_ms: int
+    parked: int = 0
 
 
 class PutEffect(msgspec.Struct, frozen=True):

@@ -1,0 +1,49 @@
+"""For all tests: in CI (environment CI=true) a skipped test fails the run and is named at the end.
+
+Everywhere else a skip stays a skip, so that a laptop without a broker still runs the rest.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+_skipped: list[str] = []
+
+
+def _in_ci() -> bool:
+    return os.environ.get("CI") == "true"
+
+
+def _remember(report: pytest.TestReport | pytest.CollectReport) -> None:
+    if not report.skipped or hasattr(report, "wasxfail"):
+        return  # an expected failure reports itself as skipped, and is none
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    _skipped.append(f"{report.nodeid}: {reason}")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Notes a test that was skipped."""
+    _remember(report)
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    """Notes a module that was skipped whole."""
+    _remember(report)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Turns a run that would have passed with skips into a failed one."""
+    if _in_ci() and _skipped and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Lists what was skipped, and says that it failed the run."""
+    if not (_in_ci() and _skipped):
+        return
+    terminalreporter.section("skipped tests fail this run (CI=true)", red=True, bold=True)
+    for line in _skipped:
+        terminalreporter.line(line)

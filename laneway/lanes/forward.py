@@ -7,11 +7,17 @@ twenty replays leave their number and bytes constant.
 
 from __future__ import annotations
 
+import hashlib
 from enum import IntEnum
 
 import msgspec
 
-from laneway.lanes.record import Channel, Headers
+from laneway.lanes.case import Case
+from laneway.lanes.lane import Raw
+from laneway.lanes.record import Channel, Headers, Record, keyed_lane, lane_of_one
+
+FORMAT = "1"
+PREFIX = "laneway-"
 
 
 class ForwardKind(IntEnum):
@@ -40,3 +46,243 @@ class Forward(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     channel: Channel
     offset: int
     order_key: str = ""
+
+
+class Home(msgspec.Struct, frozen=True):
+    """Where a ledger is at home: its group and its source partition."""
+
+    group: str
+    topic: str
+    partition: int
+
+
+class ReviewNews(msgspec.Struct, frozen=True, rename="camel"):
+    """The value of a review record. No payload, no header value.
+
+    Attributes:
+        event: `opened` or `resolved`.
+        resolution: how it closed, such as `predecessor-arrived`; None while open.
+    """
+
+    format: int
+    event: str
+    case_id: str
+    reason: str
+    cause: str
+    group: str
+    topic: str
+    partition: int
+    offset: int
+    sequence_key: str | None
+    sequence: int
+    effect_key: str
+    message_id: str
+    attempts: int
+    required_check: str
+    actions: tuple[str, ...]
+    holds: bool
+    version: int
+    opened_ms: int
+    fingerprint: str = ""
+    resolution: str | None = None
+    resolved_ms: int | None = None
+
+
+class Forwarder:
+    """Builds the forwards of one source partition. Every header is derived, none is random.
+
+    Args:
+        home: named in the headers, so that a record is believed only where it belongs.
+    """
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+
+    def retry(self, record: Record, *, attempt: int, due_ms: int, reason: str, now_ms: int) -> Forward:
+        """The same bytes, to be delivered again at `due_ms` as `attempt`."""
+        own = self._lineage(record, attempt, reason, "", now_ms)
+        own.append(("due-at", str(due_ms)))
+        return self._forward(ForwardKind.RETRY, record, own, attempt, "")
+
+    def dead_letter(
+        self, record: Record, *, attempt: int, reason: str, error_class: str, case_id: str, now_ms: int
+    ) -> Forward:
+        """Original key and value bytes, with why they were refused."""
+        own = self._lineage(record, attempt, reason, case_id, now_ms)
+        own += [
+            ("error-class", error_class),
+            ("failed-at", str(now_ms)),
+            ("payload-sha256", hashlib.sha256(record.value or b"").hexdigest()),
+        ]
+        return self._forward(ForwardKind.DLQ, record, own, attempt, case_id)
+
+    def news(self, case: Case, record: Record, *, event: str, resolution: str | None, now_ms: int) -> Forward:
+        """A case was opened or closed; keyed by case id, in order with the case's other news.
+
+        Args:
+            record: the record whose settlement makes the news; its offset waits for it.
+        """
+        home = self._home
+        value = msgspec.json.encode(
+            ReviewNews(
+                format=int(FORMAT),
+                event=event,
+                case_id=case.case_id,
+                reason=case.reason,
+                cause=case.cause,
+                group=home.group,
+                topic=home.topic,
+                partition=home.partition,
+                offset=case.offset,
+                sequence_key=case.lane[1:] if case.lane.startswith("k") else None,
+                sequence=case.sequence,
+                effect_key=case.effect_key,
+                message_id=case.message_id,
+                attempts=case.attempts,
+                required_check=case.required_check,
+                actions=case.actions,
+                holds=case.holds,
+                version=case.version,
+                opened_ms=case.opened_ms,
+                fingerprint=case.fingerprint,
+                resolution=resolution,
+                resolved_ms=now_ms if resolution is not None else None,
+            )
+        )
+        forward_id = self._forward_id(f"review-{event}", case.offset, case.attempts, case.case_id)
+        own = [
+            ("format", FORMAT),
+            ("kind", "review"),
+            ("forward-id", forward_id),
+            ("group", home.group),
+            ("reason", case.reason),
+            ("case-id", case.case_id),
+        ]
+        return Forward(
+            kind=ForwardKind.REVIEW,
+            forward_id=forward_id,
+            key=case.case_id.encode(),
+            value=value,
+            headers=_encoded(own),
+            channel=record.channel,
+            offset=-1 if record.parked else record.offset,
+            order_key=case.case_id,
+        )
+
+    def _lineage(
+        self, record: Record, attempt: int, reason: str, case_id: str, now_ms: int
+    ) -> list[tuple[str, str]]:
+        home = self._home
+        own = [
+            ("format", FORMAT),
+            ("origin-topic", home.topic),
+            ("origin-partition", str(home.partition)),
+            ("origin-offset", str(record.origin_offset)),
+            ("origin-timestamp", str(record.timestamp_ms)),
+            ("group", home.group),
+            ("attempt", str(attempt)),
+            ("first-failed-at", str(record.first_failed_ms or now_ms)),
+            ("reason", reason),
+        ]
+        if record.message_id:
+            own.append(("message-id", record.message_id))
+        if record.effect_key:
+            own.append(("effect-key", record.effect_key))
+        if record.sequence_key is not None:
+            own.append(("sequence-key", record.sequence_key))
+            own.append(("sequence", str(record.sequence)))
+        if case_id:
+            own.append(("case-id", case_id))
+        return own
+
+    def _forward(
+        self, kind: ForwardKind, record: Record, own: list[tuple[str, str]], attempt: int, case_id: str
+    ) -> Forward:
+        name = kind.name.lower()
+        # A record without identity has no attempt history of its own, so its position tells it apart.
+        place = f"{record.channel.name}:{record.offset}" if record.fault else ""
+        forward_id = self._forward_id(name + place, record.origin_offset, attempt, case_id)
+        own += [("kind", name), ("forward-id", forward_id)]
+        return Forward(
+            kind=kind,
+            forward_id=forward_id,
+            key=record.key,
+            value=record.value,
+            headers=foreign(record.headers) + _encoded(own),
+            channel=record.channel,
+            offset=-1 if record.parked else record.offset,
+            order_key=case_id,
+        )
+
+    def _forward_id(self, kind: str, origin_offset: int, attempt: int, case_id: str) -> str:
+        home = self._home
+        seed = (home.group, home.topic, str(home.partition), kind, str(origin_offset), str(attempt), case_id)
+        return hashlib.sha256("\x00".join(seed).encode()).hexdigest()[:24]
+
+
+def foreign(headers: Headers) -> Headers:
+    """The headers that are not ours; they are kept as they came, in order, repeats included."""
+    return tuple(header for header in headers if not header[0].startswith(PREFIX))
+
+
+def stub(forward: Forward) -> Forward:
+    """The same forward without its value, for a dead letter that the topic refuses as too large.
+
+    Position and hash stand in the headers, so the original can be found in the source topic.
+    """
+    headers = (*forward.headers, (PREFIX + "stub", b"value-too-large"))
+    return msgspec.structs.replace(forward, value=None, headers=headers)
+
+
+def read_retry(record: Record, home: Home, payload_fault: str, *, latest_due_ms: int) -> None:
+    """Fill a retry record's identity from our own headers, which are believed only when they fit.
+
+    Args:
+        payload_fault: what the envelope said of the value; a fault met on a retry is judged in
+            turn, because the lane waits for this very record.
+        latest_due_ms: a later due time is cut to this, so that a hostile one stalls nothing.
+
+    Sets `record.fault` when the headers are missing, broken, or of another group or partition.
+    """
+    own = {name[len(PREFIX) :]: value for name, value in record.headers if name.startswith(PREFIX)}
+    record.fault = ""
+    try:
+        texts = {name: value.decode("utf-8") for name, value in own.items() if value is not None}
+        at_home = (
+            texts["group"] == home.group
+            and texts["origin-topic"] == home.topic
+            and _number(texts["origin-partition"]) == home.partition
+        )
+        if texts["format"] != FORMAT or texts["kind"] != "retry" or not at_home:
+            record.fault = "foreign-retry-record"
+            return
+        record.message_id = texts["message-id"]
+        record.effect_key = texts["effect-key"]
+        record.sequence_key = texts.get("sequence-key")
+        record.sequence = _number(texts["sequence"]) if record.sequence_key is not None else 0
+        record.origin_offset = _number(texts["origin-offset"])
+        record.timestamp_ms = int(texts["origin-timestamp"])
+        record.attempt = _number(texts["attempt"])
+        record.first_failed_ms = _number(texts["first-failed-at"])
+        record.due_ms = min(_number(texts["due-at"]), latest_due_ms)
+    except (KeyError, ValueError):
+        record.fault = "broken-retry-headers"
+        return
+    record.misfit = record.misfit or payload_fault
+    key = record.sequence_key
+    record.lane = keyed_lane(key) if key is not None else lane_of_one(record.effect_key)
+
+
+def raw_of(record: Record) -> Raw:
+    """The bytes to keep in a case or beside a held lane; our own headers are left out."""
+    return Raw(record.key, record.value, foreign(record.headers), record.timestamp_ms)
+
+
+def _encoded(own: list[tuple[str, str]]) -> Headers:
+    return tuple((PREFIX + name, text.encode("utf-8")) for name, text in own)
+
+
+def _number(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 19):
+        raise ValueError(text)
+    return int(text)

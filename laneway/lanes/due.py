@@ -7,6 +7,7 @@ asks is the caller's business: time comes in as a number.
 from __future__ import annotations
 
 import heapq
+import sys
 from collections.abc import Callable
 from itertools import count
 from typing import Generic, TypeVar
@@ -20,12 +21,12 @@ class DueHeap(Generic[T]):
     Args:
         bound: how many may wait. At it the heap is `full`, and its owner stops feeding it (the retry
             partition pauses). It refuses nothing: what a poll has handed out already must go somewhere,
-            so the overshoot is at most one poll.
+            so the overshoot is at most one poll. Leave it out for items that are bounded elsewhere.
     """
 
     __slots__ = ("_bound", "_heap", "_pushes")
 
-    def __init__(self, bound: int) -> None:
+    def __init__(self, bound: int = sys.maxsize) -> None:
         self._bound = bound
         # The number of the push keeps the order of ties, and items from being compared.
         self._heap: list[tuple[int, int, T]] = []

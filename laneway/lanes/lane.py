@@ -10,7 +10,7 @@ from enum import IntEnum
 
 import msgspec
 
-from laneway.lanes.record import Headers
+from laneway.lanes.record import Headers, size_bytes
 
 
 class HoldKind(IntEnum):
@@ -68,6 +68,10 @@ class Raw(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
     value: bytes | None
     headers: Headers
     timestamp_ms: int
+
+    def size_bytes(self) -> int:
+        """What the parking bounds count; the same as of the record read back from it."""
+        return size_bytes(self.key, self.value, self.headers)
 
 
 class Parked(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -104,10 +104,7 @@ class Record:
         self.redelivered = False
         self.parked = False
         self.prior: Effect | None = None
-        size = len(key or b"") + len(value or b"")
-        for name, content in headers:
-            size += len(name) + len(content or b"")
-        self.size_bytes = size
+        self.size_bytes = size_bytes(key, value, headers)
 
     def __repr__(self) -> str:
         # No payload and no header values: a repr ends in logs and in test output.
@@ -115,6 +112,14 @@ class Record:
             f"Record({self.channel.name} {self.offset} effect={self.effect_key!r} "
             f"lane={self.lane!r} seq={self.sequence} attempt={self.attempt})"
         )
+
+
+def size_bytes(key: bytes | None, value: bytes | None, headers: Headers) -> int:
+    """Bytes of key, value and headers."""
+    size = len(key or b"") + len(value or b"")
+    for name, content in headers:
+        size += len(name) + len(content or b"")
+    return size
 
 
 def keyed_lane(sequence_key: str) -> str:

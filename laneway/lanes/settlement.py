@@ -31,10 +31,11 @@ class Settlement:
     Attributes:
         reason: a fixed word, such as `already-settled` or `invalid-payload`.
         result_key: of a success, or of the success that a duplicate found.
+        ends: False while the record is only stored and will settle again when it is released.
         events: further journal lines in order: (event, reason or case id).
     """
 
-    __slots__ = ("entries", "events", "forwards", "how", "reason", "record", "result_key")
+    __slots__ = ("ends", "entries", "events", "forwards", "how", "reason", "record", "result_key")
 
     def __init__(
         self,
@@ -49,5 +50,6 @@ class Settlement:
         self.entries = entries
         self.reason = reason
         self.result_key = result_key
+        self.ends = True
         self.forwards: list[Forward] = []
         self.events: list[tuple[str, str]] = []

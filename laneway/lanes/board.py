@@ -1,0 +1,530 @@
+"""The board: which lane, which rule, which run. The heart of the rules.
+
+One board per source partition and ownership. It is told what was polled and what handlers
+said; it answers with runs to hand out and settlements to make durable. It reads the ledger
+through `LedgerView`, keeps what is not yet committed itself, and never writes.
+
+    admit ──► lanes in memory ──► next_runs ──► (handlers) ──► settle ──► cut ──► committed
+                   ▲                                             │
+                   └──────── retries when due, rest of a run ◄───┘
+
+Bounds: `in_memory` and `in_memory_bytes` are held down by the caller; retries waiting, parked
+followers and open cases by `blocked`, which names the channel to pause and why.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from itertools import islice
+
+import msgspec
+
+from laneway.errors import LanewayError
+from laneway.lanes.admission import (
+    IN_TURN,
+    IN_TURN_OF_ONE,
+    PASSED,
+    PLACES,
+    Action,
+    Decision,
+    Place,
+    Step,
+    held,
+    may_run_held,
+    place,
+    standing,
+)
+from laneway.lanes.canonical import payload_hash
+from laneway.lanes.case import Case
+from laneway.lanes.due import DueHeap
+from laneway.lanes.effect import FINISHED, Effect
+from laneway.lanes.envelope import Envelope
+from laneway.lanes.follower import revive
+from laneway.lanes.forward import Home
+from laneway.lanes.frontier import Frontier, Seen
+from laneway.lanes.lane import NEW_LANE, HoldKind, Lane
+from laneway.lanes.overlay import Known, Overlay
+from laneway.lanes.record import Channel, Record, is_lane_of_one
+from laneway.lanes.run import Run
+from laneway.lanes.settlement import Settled, Settlement
+from laneway.lanes.settling import Rules, Settling
+from laneway.lanes.verdict import Ack, Wait
+from laneway.lanes.view import LedgerView, Meta, Opening
+from laneway.lanes.work import EffectsInHand, Work
+
+
+class BoardError(LanewayError):
+    """The ledger contradicts itself: the partition stops, nothing is lost."""
+
+
+class Cut(msgspec.Struct, frozen=True):
+    """What one partition brings to a cycle."""
+
+    number: int
+    settlements: list[Settlement]
+    meta: Meta
+
+
+class Board:
+    """The lanes of one source partition under one ownership.
+
+    Args:
+        epoch: of this ownership; stamped on every run.
+        writer: this start of the process, for the meta entry.
+        starts: by channel, the offset reading starts at when the ledger knows none.
+        owner: handed through to the runs, opaque here.
+    """
+
+    def __init__(
+        self,
+        home: Home,
+        rules: Rules,
+        envelope: Envelope,
+        view: LedgerView,
+        opening: Opening,
+        *,
+        epoch: int,
+        writer: str,
+        starts: dict[Channel, int],
+        owner: object = None,
+    ) -> None:
+        self._home = home
+        self._rules = rules
+        self._envelope = envelope
+        self._ledger = Overlay(view, opening)
+        self._settling = Settling(home, rules)
+        self._epoch = epoch
+        self._writer = writer
+        self._owner = owner
+        self._handed_before = dict(opening.handed_over)
+        meta = opening.meta
+        self._frontiers = {
+            channel: Frontier(meta.marks[channel].frontier, meta.marks[channel].settled)
+            if meta is not None and channel in meta.marks
+            else Frontier(start)
+            for channel, start in starts.items()
+        }
+        self.in_memory = 0
+        self.in_memory_bytes = 0
+        self.handed_over: dict[Channel, int] = {}
+        self._cycle = 1
+        self._committed = 0
+        self._lanes: dict[str, Work] = {}
+        self._ready: deque[Work] = deque()
+        self._behind_commit: list[Work] = []
+        self._resting: DueHeap[Work] = DueHeap()
+        self._retries: DueHeap[Record] = DueHeap()
+        self._settled: list[Settlement] = []
+        self._in_hand = EffectsInHand()
+        self._full_lanes: set[str] = set()
+        for lane in opening.lanes_with_parked:
+            self._wake(self._work_of([lane])[0])
+
+    # -- what comes in
+
+    def admit(self, records: Sequence[Record], now_ms: int) -> None:
+        """Take records as they were polled, each channel in its own order."""
+        arrived = []
+        for record in records:
+            frontier = self._frontiers[record.channel]
+            seen = frontier.see(record.offset)
+            if seen is not Seen.NEW:
+                if seen is Seen.SETTLED:
+                    self._settled.append(Settlement(record, Settled.DUPLICATE, [], "already-settled"))
+                continue
+            record.redelivered = record.offset <= self._handed_before.get(record.channel, -1)
+            if record.due_ms > now_ms:
+                # Waiting for their time they have a bound of their own, so that many retries do not
+                # starve the source.
+                self._retries.push(record.due_ms, record)
+                continue
+            self._count(record)
+            if record.skip:
+                self._settle(self._settling.dropped(record, record.skip), None)
+            elif record.fault:
+                self._settle(self._settling.unusable(record, now_ms), None)
+            else:
+                arrived.append(record)
+        self._enter(arrived)
+
+    def tick(self, now_ms: int) -> None:
+        """Let in what has become due: retries, and lanes that rested."""
+        due = self._retries.pop_due(now_ms, self._rules.max_retries_waiting)
+        for record in due:
+            self._count(record)
+        self._enter(due)
+        for work in self._resting.pop_due(now_ms, 1 << 30):
+            self._wake(work)
+
+    @property
+    def next_due_ms(self) -> int | None:
+        """When `tick` will next have something to do; None when nothing waits for time."""
+        due = [d for d in (self._retries.next_due_ms, self._resting.next_due_ms) if d is not None]
+        return min(due, default=None)
+
+    def blocked(self) -> dict[Channel, str]:
+        """Channels that must not be read now, and why. Retries and commands outlive any bound."""
+        found = {}
+        rules = self._rules
+        if len(self._retries) >= rules.max_retries_waiting:
+            found[Channel.RETRY] = f"{len(self._retries)} retries wait for their time"
+        if self._ledger.open_cases >= rules.max_open_cases:
+            found[Channel.SOURCE] = f"{self._ledger.open_cases} open cases"
+        elif self._ledger.parked_bytes >= rules.max_parked_bytes:
+            found[Channel.SOURCE] = f"{self._ledger.parked_bytes} bytes parked"
+        elif self._full_lanes:
+            found[Channel.SOURCE] = f"a lane has {rules.max_parked_per_lane} parked records"
+        return found
+
+    # -- what goes to the handlers
+
+    def next_runs(self, budget: int, now_ms: int) -> list[Run]:
+        """Judge the lanes that are ready; return what handlers may start.
+
+        Args:
+            budget: records to hand out at most, roughly; lanes beyond it stay ready.
+        """
+        runs: list[Run] = []
+        handed = 0
+        while self._ready and handed < budget:
+            batch = [self._ready.popleft() for _ in range(min(len(self._ready), budget - handed))]
+            known: Known = {}
+            self._ledger.read_effects(
+                (record for work in batch for record in islice(work.waiting, self._rules.max_run)), known
+            )
+            for work in batch:
+                work.ready = False
+                if work.run is not None:
+                    continue
+                records = self._judge(work, known, now_ms)
+                if records:
+                    run = Run(work.lane, records, self._epoch, self._owner)
+                    work.run = run
+                    handed += len(records)
+                    runs.append(run)
+                else:
+                    self._let_go(work)
+        for run in runs:
+            for record in run.records:
+                if not record.parked and record.offset > self.handed_over.get(record.channel, -1):
+                    self.handed_over[record.channel] = record.offset
+        return runs
+
+    def settle(self, run: Run, now_ms: int) -> None:
+        """Take a run back: settle what was started, keep the rest for later."""
+        work = self._lanes[run.lane]
+        work.run = None
+        rest = run.unstarted()
+        for record, outcome in zip(run.records, run.outcomes, strict=False):
+            if isinstance(outcome.verdict, Wait):
+                rest.insert(0, record)
+                work.rest_until_ms = now_ms + outcome.verdict.retry_after_ms
+                self._resting.push(work.rest_until_ms, work)
+                break
+            healed = self._healed_by(record, work.state)
+            settlement, after = self._settling.verdict(record, outcome, work.state, healed, now_ms)
+            plain = isinstance(outcome.verdict, Ack) and healed is None
+            self._settle(settlement, work, after, barrier=not plain)
+        for record in rest:
+            self._release_effect(record.effect_key)
+        work.waiting.extendleft(record for record in reversed(rest) if not record.parked)
+        self._wake(work)
+
+    # -- what becomes durable
+
+    def cut(self, now_ms: int) -> Cut | None:
+        """Take the settlements since the last cut, with the frontiers they lead to."""
+        if not self._settled:
+            return None
+        cut = Cut(self._cycle, self._settled, self.meta(now_ms))
+        self._settled = []
+        self._cycle += 1
+        return cut
+
+    def meta(self, now_ms: int) -> Meta:
+        """Where the partition stands now, settlements not yet cut included."""
+        return Meta(
+            writer=self._writer,
+            cycle=self._cycle,
+            marks={channel: frontier.mark() for channel, frontier in self._frontiers.items()},
+            open_cases=self._ledger.open_cases,
+            parked_bytes=self._ledger.parked_bytes,
+            written_ms=now_ms,
+            parked=self._ledger.parked_records,
+        )
+
+    def committed(self, cut: Cut) -> None:
+        """A cut is durable: what waited for it may go on."""
+        self._committed = max(self._committed, cut.number)
+        for settlement in cut.settlements:
+            self._forget(settlement, cut.number)
+        waiting, self._behind_commit = self._behind_commit, []
+        for work in waiting:
+            self._wake(work)
+
+    @property
+    def pending(self) -> int:
+        """Settlements that no cut has taken yet."""
+        return len(self._settled)
+
+    @property
+    def running(self) -> int:
+        """Runs that are out with handlers."""
+        return sum(1 for work in self._lanes.values() if work.run is not None)
+
+    @property
+    def retries_waiting(self) -> int:
+        """Retries whose time has not come."""
+        return len(self._retries)
+
+    def frontier(self, channel: Channel) -> int:
+        """The lowest unsettled offset of a channel, as far as it was read."""
+        return self._frontiers[channel].frontier
+
+    def stop(self) -> None:
+        """Let nothing further start; what a handler has in hand may finish."""
+        self._ready.clear()
+        for work in self._lanes.values():
+            if work.run is not None:
+                work.run.stop = True
+
+    # -- judging
+
+    def _judge(self, work: Work, known: Known, now_ms: int) -> list[Record]:
+        """Judge a lane until something may run, the lane has to wait, or nothing is left."""
+        while work.rest_until_ms <= now_ms:
+            # Before any source or retry record of a free lane: its parked followers.
+            parked = work.state.hold is None and work.state.parked > 0
+            if parked and work.barrier > self._committed:
+                self._behind_commit.append(work)
+                break
+            records = self._parked_of(work) if parked else list(islice(work.waiting, self._rules.max_run))
+            if not records:
+                break
+            self._ledger.read_effects(records, known)
+            run, more = self._judge_each(work, records, known, parked, now_ms)
+            if run or not more:
+                return run
+        return []
+
+    def _judge_each(
+        self, work: Work, records: list[Record], known: Known, parked: bool, now_ms: int
+    ) -> tuple[list[Record], bool]:
+        """Judge records until one may run, and gather what may run right behind it.
+
+        Returns:
+            The records to hand out; and, when there are none, whether to look at the lane again.
+        """
+        run: list[Record] = []
+        for record in records:
+            if run:
+                if not self._may_follow(work, record, run[-1], known, parked):
+                    break
+            else:
+                was_free = work.state.hold is None
+                starts = self._judge_first(work, record, known, now_ms)
+                if starts is None:
+                    return run, False
+                if not starts:
+                    if not parked:
+                        work.waiting.popleft()
+                    if (work.state.hold is None) is not was_free:
+                        return run, True
+                    continue
+            if not parked:
+                work.waiting.popleft()
+            self._in_hand.take(record.effect_key, work.lane)
+            run.append(record)
+        return run, True
+
+    def _may_follow(self, work: Work, record: Record, before: Record, known: Known, parked: bool) -> bool:
+        """Whether a record may ride behind another one of its lane, if that one acks."""
+        lane = work.state
+        return (
+            lane.hold is None
+            and (parked or not lane.parked)
+            and record.channel is Channel.SOURCE
+            and not record.misfit
+            and place(self._rules.order, record.sequence, before.sequence, None) is Place.NEXT
+            and record.effect_key not in self._in_hand
+            and self._ledger.effect(record.effect_key, known) is None
+        )
+
+    def _judge_first(self, work: Work, record: Record, known: Known, now_ms: int) -> bool | None:
+        """Judge the record at the head of a lane.
+
+        Returns:
+            True when it may run, False when it is settled, None when the lane has to wait.
+        """
+        if record.effect_key in self._in_hand:
+            self._in_hand.wait(record.effect_key, work)
+            return None
+        effect = self._ledger.effect(record.effect_key, known)
+        record.prior = effect
+        if record.channel is Channel.RETRY:
+            if not may_run_held(work.state, record.effect_key, record.attempt):
+                self._settle(self._settling.dropped(record, "stale-retry-copy"), work)
+                return False
+            return self._start(work, record, now_ms)
+        step = PLACES[
+            place(self._rules.order, record.sequence, work.state.last, self._rules.first_sequence),
+            held(work.state),
+        ]
+        if step is Step.PARK:
+            self._settle(*self._with(work, self._settling.park(record, work.state, now_ms)))
+            return False
+        if step is Step.OPEN_GAP:
+            self._settle(*self._with(work, self._settling.gap(record, work.state, now_ms)))
+            return False
+        in_turn = step is Step.JUDGE_IN_TURN
+        decision = self._decide(record, effect, in_turn)
+        if decision.action is Action.RUN:
+            return self._start(work, record, now_ms)
+        healed = self._healed_by(record, work.state) if in_turn else None
+        if decision.action is Action.DUPLICATE:
+            assert effect is not None
+            done = self._settling.duplicate(
+                record, effect, work.state, healed, in_turn=in_turn, now_ms=now_ms
+            )
+            sure = self._ledger.is_committed(record.effect_key) and healed is None
+            self._settle(*self._with(work, done), barrier=not sure)
+            return False
+        holds = decision.action is Action.HOLD
+        self._settle(
+            *self._with(
+                work,
+                self._settling.conflict(
+                    record, decision.reason, work.state, healed, holds=holds, now_ms=now_ms
+                ),
+            )
+        )
+        return False
+
+    def _decide(self, record: Record, effect: Effect | None, in_turn: bool) -> Decision:
+        if effect is not None and effect.state in FINISHED:
+            record.payload_hash = payload_hash(record.payload, record.value)
+        where = standing(effect, record.origin_offset, record.payload_hash)
+        if not in_turn:
+            return PASSED[where]
+        return (IN_TURN_OF_ONE if is_lane_of_one(record.lane) else IN_TURN)[where]
+
+    def _start(self, work: Work, record: Record, now_ms: int) -> bool | None:
+        """A record whose turn has come: it runs, or it is refused unseen, or the lane waits."""
+        if work.barrier > self._committed:
+            self._behind_commit.append(work)
+            return None
+        if not record.misfit:
+            return True
+        record.payload_hash = payload_hash(record.payload, record.value)
+        healed = self._healed_by(record, work.state)
+        done = self._settling.misfit(record, work.state, healed, now_ms)
+        self._settle(*self._with(work, done))
+        return False
+
+    # -- keeping the books
+
+    @staticmethod
+    def _with(work: Work, done: tuple[Settlement, Lane]) -> tuple[Settlement, Work, Lane]:
+        return done[0], work, done[1]
+
+    def _settle(
+        self, settlement: Settlement, work: Work | None, after: Lane | None = None, *, barrier: bool = True
+    ) -> None:
+        """Book a settlement: lane, counters, frontier, and what must wait for its commit."""
+        record = settlement.record
+        self._settled.append(settlement)
+        in_hand = self._in_hand.held_by(record.effect_key, record.lane)
+        self._ledger.book(settlement, self._cycle)
+        if work is not None:
+            work.touched = self._cycle
+            if barrier:
+                work.barrier = self._cycle
+            if after is not None:
+                self._ledger.book_parked(work.state, after)
+                self._watch_bound(work.lane, after)
+                work.state = after
+            if record.parked and settlement.ends:
+                work.cursor = (record.sequence, record.origin_offset)
+        if in_hand and not barrier:
+            self._release_effect(record.effect_key)
+        if not record.parked:
+            self._frontiers[record.channel].settle(record.offset)
+            self.in_memory -= 1
+            self.in_memory_bytes -= record.size_bytes
+
+    def _count(self, record: Record) -> None:
+        self.in_memory += 1
+        self.in_memory_bytes += record.size_bytes
+
+    def _watch_bound(self, lane: str, after: Lane) -> None:
+        if after.parked >= self._rules.max_parked_per_lane:
+            self._full_lanes.add(lane)
+        else:
+            self._full_lanes.discard(lane)
+
+    def _forget(self, settlement: Settlement, number: int) -> None:
+        """Drop what the ledger now knows itself."""
+        self._ledger.forget(settlement, number)
+        record = settlement.record
+        if record.lane:
+            work = self._lanes.get(record.lane)
+            if work is not None:
+                if work.run is None and self._in_hand.held_by(record.effect_key, record.lane):
+                    self._release_effect(record.effect_key)
+                self._let_go(work)
+
+    def _release_effect(self, effect_key: str) -> None:
+        for work in self._in_hand.release(effect_key):
+            self._wake(work)
+
+    def _enter(self, records: Sequence[Record]) -> None:
+        """Put records in front of their lanes."""
+        if not records:
+            return
+        for record, work in zip(records, self._work_of([r.lane for r in records]), strict=True):
+            work.waiting.append(record)
+            if not work.ready and work.run is None:
+                work.ready = True
+                self._ready.append(work)
+
+    def _work_of(self, lanes: Sequence[str]) -> list[Work]:
+        """The lanes in memory, those of a whole batch read at once."""
+        here = self._lanes
+        missing = list({lane for lane in lanes if lane not in here})
+        if missing:
+            for lane, state in zip(missing, self._ledger.lanes(missing), strict=True):
+                here[lane] = Work(lane, state if state is not None else NEW_LANE)
+        return [here[lane] for lane in lanes]
+
+    def _wake(self, work: Work) -> None:
+        if not work.ready and work.run is None:
+            work.ready = True
+            self._ready.append(work)
+
+    def _let_go(self, work: Work) -> None:
+        """An idle lane costs no memory once all it did is committed."""
+        idle = work.run is None and not work.waiting and not work.ready
+        free_with_parked = work.state.hold is None and work.state.parked
+        if idle and work.touched <= self._committed and not free_with_parked:
+            self._lanes.pop(work.lane, None)
+
+    def _healed_by(self, record: Record, lane: Lane) -> Case | None:
+        """The gap case that this record's settlement closes."""
+        hold = lane.hold
+        if hold is None or hold.kind is not HoldKind.GAP or hold.sequence != record.sequence:
+            return None
+        return self._ledger.case(hold.case_id)
+
+    def _parked_of(self, work: Work) -> list[Record]:
+        found = self._ledger.parked(work.lane, work.cursor, self._rules.max_run)
+        if not found:
+            raise BoardError(
+                f"the lane counts {work.state.parked} parked records and the ledger has none",
+                where=f"{self._home.topic}-{self._home.partition}, lane {work.lane[1:]!r}",
+                mend="stop the group and report this; no record was lost or run",
+            )
+        followers = [revive(key, parked, self._envelope, self._home) for key, parked in found]
+        for record in followers:
+            record.redelivered = record.offset <= self._handed_before.get(Channel.SOURCE, -1)
+        return followers

@@ -1,0 +1,27 @@
+"""A parked follower as a record again."""
+
+from __future__ import annotations
+
+from laneway.lanes.envelope import Envelope
+from laneway.lanes.forward import Home
+from laneway.lanes.lane import Parked, ParkedKey
+from laneway.lanes.record import Channel, Record, is_lane_of_one
+
+
+def revive(key: ParkedKey, parked: Parked, envelope: Envelope, home: Home) -> Record:
+    """Read a follower back. Its identity is the stored one, whatever is configured by now.
+
+    A fault that the envelope finds today is judged in turn: the follower's place in the lane is
+    known, and rejecting it out of turn would let others pass.
+    """
+    lane, sequence, offset = key
+    raw = parked.raw
+    record = Record(Channel.SOURCE, offset, raw.key, raw.value, raw.headers, raw.timestamp_ms)
+    envelope.read(record, home.topic, home.partition)
+    record.misfit = record.misfit or record.fault
+    record.fault = record.skip = ""
+    record.message_id, record.effect_key = parked.message_id, parked.effect_key
+    record.sequence_key = None if is_lane_of_one(lane) else lane[1:]
+    record.sequence, record.lane, record.version = sequence, lane, parked.version
+    record.parked = True
+    return record

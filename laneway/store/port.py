@@ -1,0 +1,120 @@
+"""What the consumer may ask of a ledger: reading through `LedgerView`, writing through `LedgerStore`.
+
+Only protocols and the values that cross them. `ledger.Ledger` and `memory.MemoryLedger` implement
+the whole of it under one contract suite (tests/store/test_contract.py); `reader.LedgerReader` the
+reading half.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+from laneway.lanes.case import Case
+from laneway.lanes.forward import Forward
+from laneway.lanes.record import Channel
+from laneway.lanes.view import ChannelMark, Entry, LedgerView, Meta, Opening
+
+
+class StoreIdentity(msgspec.Struct, frozen=True):
+    """Whose ledger a store is. It is marked with this when made and refuses everybody else."""
+
+    group: str
+    topic: str
+    partition: int
+
+
+class LedgerStats(msgspec.Struct, frozen=True):
+    """The size of a ledger and how far it came; cheap to ask for, for display only.
+
+    Attributes:
+        entries: RocksDB's estimate of the keys stored, the expiry index among them.
+        disk_bytes: files of the store, the write-ahead log included; 0 in memory.
+        writer, cycle, written_ms: of the last cycle; "", 0, 0 in a new ledger.
+        marks: by channel, how far it is settled.
+    """
+
+    entries: int
+    disk_bytes: int
+    parked_bytes: int
+    open_cases: int
+    writer: str
+    cycle: int
+    written_ms: int
+    marks: Mapping[Channel, ChannelMark]
+
+
+class LedgerReading(LedgerView, Protocol):
+    """The view of the rules, and what an operator looks at besides."""
+
+    def cases(self, limit: int = 1000, after: str = "") -> list[Case]:
+        """Open cases by ascending case id, those beyond `after`, at most `limit`."""
+        ...
+
+    def stats(self) -> LedgerStats:
+        """Sizes and progress."""
+        ...
+
+
+class LedgerStore(LedgerReading, Protocol):
+    """The ledger of one source partition, as its one owner uses it.
+
+    Everything but `sync` belongs to one thread. `sync` may run beside any of it on another
+    thread, and `close` waits for it.
+    """
+
+    def opening(self) -> Opening:
+        """What a new owner must know first: progress, hand-overs, unpublished forwards, parked lanes."""
+        ...
+
+    def apply(
+        self,
+        entries: Iterable[Entry],
+        meta: Meta,
+        outbox: Sequence[Forward],
+        cleared: Sequence[bytes] = (),
+    ) -> list[bytes]:
+        """Store one cycle, all of it or nothing, without waiting for the disk.
+
+        Args:
+            entries: in order; of two entries for one key the later one stands.
+            outbox: forwards that are not published yet.
+            cleared: outbox keys whose forwards are published.
+
+        Returns:
+            The outbox keys given to `outbox`, in its order. They ascend through the life of the
+            store, so that oldest first is key order, also after a restart.
+
+        Raises:
+            LedgerError: nothing of the cycle is known to be stored; the partition stops.
+        """
+        ...
+
+    def sync(self) -> None:
+        """Make durable all that was applied before this call. From any thread; releases the GIL.
+
+        Raises:
+            LedgerError: the disk refused, or the ledger is closed.
+        """
+        ...
+
+    def note_handed_over(self, marks: Mapping[Channel, int]) -> None:
+        """Remember, unsynced, that handlers may have seen these offsets. A lower mark changes nothing."""
+        ...
+
+    def expire(self, before_ms: int, limit: int) -> int:
+        """Forget finished effects last changed before `before_ms`; open ones never go.
+
+        Args:
+            limit: index entries looked at in this call, so that it cannot hold up a cycle.
+
+        Returns:
+            How many index entries were dealt with; below `limit` there is no more to do now.
+        """
+        ...
+
+    def close(self) -> None:
+        """Sync and let go of the store. Twice is once; waits for a `sync` under way."""
+        ...

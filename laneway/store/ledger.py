@@ -1,0 +1,258 @@
+"""The ledger of one source partition: `LedgerStore` over one RocksDB.
+
+It translates entries to keys and values and back; what an entry means is the business of
+`laneway.lanes`, what a byte means of `codec`, how it reaches the disk of `rocks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from laneway.errors import LedgerFormatError, StateDirError
+from laneway.lanes.case import Case
+from laneway.lanes.effect import FINISHED, Effect
+from laneway.lanes.forward import Forward
+from laneway.lanes.lane import Lane, Parked, ParkedKey
+from laneway.lanes.record import Channel
+from laneway.lanes.view import Entry, Meta, Opening, PutCase, PutEffect, PutLane, PutParked
+from laneway.store import codec, rocks
+from laneway.store.files import make_private_dir, tree_bytes
+from laneway.store.port import LedgerStats, StoreIdentity
+from laneway.store.rocks import Change, Rocks
+
+_ALL: Final = 2**31
+_FRONTS: Final = 1024
+
+
+class LedgerReads:
+    """What can be asked of an open store, primary or secondary."""
+
+    def __init__(self, store: Rocks) -> None:
+        self._store = store
+
+    def effects(self, keys: Sequence[str]) -> list[Effect | None]:
+        """The effects of these keys, in the order asked."""
+        found = self._store.get_many([codec.effect_key(key) for key in keys])
+        return [None if data is None else codec.decode_effect(data) for data in found]
+
+    def lanes(self, ids: Sequence[str]) -> list[Lane | None]:
+        """The lanes of these ids, in the order asked."""
+        found = self._store.get_many([codec.lane_key(lane) for lane in ids])
+        return [None if data is None else codec.decode_lane(data) for data in found]
+
+    def parked(self, lane: str, after: tuple[int, int] | None, limit: int) -> list[tuple[ParkedKey, Parked]]:
+        """The first followers of a lane beyond (sequence, offset), lowest first."""
+        prefix = codec.parked_prefix(lane)
+        # A NUL behind a key gives the next possible key.
+        first = prefix if after is None else codec.parked_key(lane, *after) + b"\0"
+        return self._followers(prefix, first, limit)
+
+    def case(self, case_id: str) -> Case | None:
+        """One open case."""
+        data = self._store.get(codec.case_key(case_id))
+        return None if data is None else codec.decode_case(data)
+
+    def cases(self, limit: int = 1000, after: str = "") -> list[Case]:
+        """Open cases by ascending case id, those beyond `after`, at most `limit`."""
+        first = codec.case_key(after) + b"\0" if after else codec.CASE
+        found = self._store.scan(first, codec.end_of(codec.CASE), limit)
+        return [codec.decode_case(data) for _, data in found]
+
+    def stats(self) -> LedgerStats:
+        """Sizes and progress."""
+        meta = self._meta()
+        return LedgerStats(
+            entries=self._store.estimated_keys(),
+            disk_bytes=tree_bytes(self._store.path),
+            parked_bytes=meta.parked_bytes if meta else 0,
+            open_cases=meta.open_cases if meta else 0,
+            writer=meta.writer if meta else "",
+            cycle=meta.cycle if meta else 0,
+            written_ms=meta.written_ms if meta else 0,
+            marks=meta.marks if meta else {},
+        )
+
+    def opening(self) -> Opening:
+        """What a new owner must know first: progress, hand-overs, unpublished forwards, parked lanes."""
+        outbox = self._store.scan(codec.OUTBOX, codec.end_of(codec.OUTBOX), _ALL)
+        first_of_lanes = self._store.skip_scan(codec.PARKED, codec.end_of(codec.PARKED), codec.behind_lane)
+        return Opening(
+            meta=self._meta(),
+            handed_over=self._handed_over(),
+            outbox=[(key, codec.decode_forward(data)) for key, data in outbox],
+            lanes_with_parked=[codec.decode_parked_key(key)[0] for key in first_of_lanes],
+        )
+
+    def identity(self) -> StoreIdentity | None:
+        """Whose store this is; None while it has no marker yet.
+
+        Raises:
+            StateDirError: its format is unknown to this release.
+        """
+        data = self._store.get(codec.MARKER_KEY)
+        return None if data is None else codec.decode_marker(data, str(self._store.path))
+
+    def _followers(self, prefix: bytes, first: bytes, limit: int) -> list[tuple[ParkedKey, Parked]]:
+        found = self._store.scan(first, prefix + b"\xff", limit)
+        return [(codec.decode_parked_key(key), codec.decode_parked(data)) for key, data in found]
+
+    def _meta(self) -> Meta | None:
+        data = self._store.get(codec.META_KEY)
+        return None if data is None else codec.decode_meta(data)
+
+    def _handed_over(self) -> dict[Channel, int]:
+        found = self._store.scan(codec.HANDED_OVER, codec.end_of(codec.HANDED_OVER), _ALL)
+        return dict(codec.decode_handed_over(key, data) for key, data in found)
+
+
+class Ledger(LedgerReads):
+    """The one owner's ledger. Everything but `sync` belongs to one thread; see `LedgerStore`."""
+
+    def __init__(self, store: Rocks) -> None:
+        super().__init__(store)
+        self._marks = self._handed_over()
+        last = store.last_key(codec.OUTBOX, codec.end_of(codec.OUTBOX))
+        self._next_outbox = 1 if last is None else codec.decode_outbox_key(last) + 1
+        # Where the next look into the expiry index begins: below lie only the tombstones of earlier
+        # looks, which RocksDB would step over one by one.
+        self._expiry_from_ms = 0
+        # The same for the followers of a lane: the lowest that may exist, by parked prefix. A lane of
+        # 100,000 followers is released from the front, and each look would step over all those gone.
+        self._fronts: dict[bytes, bytes] = {}
+
+    @classmethod
+    def open(cls, path: Path, identity: StoreIdentity) -> Ledger:
+        """Open the store at `path`, or make it there, and lock it.
+
+        Raises:
+            LedgerLockedError: it is still in use; wait and try again.
+            StateDirError: it is another's ledger, or of an unknown format; nothing was changed.
+            LedgerFormatError: it is damaged.
+            LedgerError: the system refused.
+        """
+        make_private_dir(path)
+        store = rocks.open_primary(path)
+        try:
+            _claim(store, identity)
+            return cls(store)
+        except BaseException:
+            store.close()
+            raise
+
+    def apply(
+        self,
+        entries: Iterable[Entry],
+        meta: Meta,
+        outbox: Sequence[Forward],
+        cleared: Sequence[bytes] = (),
+    ) -> list[bytes]:
+        """Store one cycle in one unsynced write batch; see `LedgerStore.apply`."""
+        changes: list[Change] = []
+        for entry in entries:
+            if isinstance(entry, PutEffect):
+                self._put_effect(changes, entry.effect_key, entry.effect)
+            elif isinstance(entry, PutLane):
+                changes.append((codec.lane_key(entry.lane_id), _encoded(entry.lane)))
+            elif isinstance(entry, PutParked):
+                self._put_parked(changes, entry.key, entry.parked)
+            elif isinstance(entry, PutCase):
+                changes.append((codec.case_key(entry.case_id), _encoded(entry.case)))
+        changes.extend((key, None) for key in cleared)
+        # A failed write burns its numbers; they only have to ascend.
+        first = self._next_outbox
+        self._next_outbox += len(outbox)
+        keys = [codec.outbox_key(first + index) for index in range(len(outbox))]
+        changes.extend((key, codec.encode(forward)) for key, forward in zip(keys, outbox, strict=True))
+        changes.append((codec.META_KEY, codec.encode(meta)))
+        self._store.write(changes)
+        return keys
+
+    def sync(self) -> None:
+        """Make durable all that was applied before this call. From any thread."""
+        self._store.sync()
+
+    def note_handed_over(self, marks: Mapping[Channel, int]) -> None:
+        """Remember, unsynced, that handlers may have seen these offsets. Never lowers a mark."""
+        for channel, offset in marks.items():
+            if offset > self._marks.get(channel, -1):
+                self._store.put(codec.handed_over_key(channel), codec.encode_handed_over(offset))
+                self._marks[channel] = offset
+
+    def expire(self, before_ms: int, limit: int) -> int:
+        """Forget finished effects last changed before `before_ms`; see `LedgerStore.expire`."""
+        if before_ms <= self._expiry_from_ms or limit <= 0:
+            return 0
+        first, end = codec.expiry_key(self._expiry_from_ms), codec.expiry_key(before_ms)
+        entries = self._store.scan(first, end, limit)
+        named = [codec.decode_expiry_key(key) for key, _ in entries]
+        effects = self.effects([effect_key for _, effect_key in named])
+        changes: list[Change] = [(key, None) for key, _ in entries]
+        for (changed_ms, effect_key), effect in zip(named, effects, strict=True):
+            # An effect that moved on since has a later index entry, or gets one when it finishes.
+            if effect is not None and effect.state in FINISHED and effect.changed_ms == changed_ms:
+                changes.append((codec.effect_key(effect_key), None))
+        if changes:
+            self._store.write(changes)
+        self._expiry_from_ms = named[-1][0] if len(entries) == limit else before_ms
+        return len(entries)
+
+    def close(self) -> None:
+        """Sync and let go of the store. Twice is once; waits for a `sync` under way."""
+        self._store.close()
+
+    def parked(self, lane: str, after: tuple[int, int] | None, limit: int) -> list[tuple[ParkedKey, Parked]]:
+        """The first followers of a lane beyond (sequence, offset), lowest first."""
+        if after is not None:
+            return super().parked(lane, after, limit)
+        prefix = codec.parked_prefix(lane)
+        found = self._followers(prefix, self._fronts.get(prefix, prefix), limit)
+        if len(self._fronts) >= _FRONTS:
+            self._fronts.clear()  # hints only: the next look takes longer
+        if found:
+            self._fronts[prefix] = codec.parked_key(*found[0][0])
+        return found
+
+    def _put_parked(self, changes: list[Change], place: ParkedKey, parked: Parked | None) -> None:
+        key = codec.parked_key(*place)
+        changes.append((key, _encoded(parked)))
+        if parked is not None and self._fronts:
+            prefix = codec.parked_prefix(place[0])
+            if key < self._fronts.get(prefix, b""):
+                self._fronts[prefix] = key
+
+    def _put_effect(self, changes: list[Change], key: str, effect: Effect) -> None:
+        changes.append((codec.effect_key(key), codec.encode(effect)))
+        if effect.state in FINISHED:
+            changes.append((codec.expiry_key(effect.changed_ms, key), b""))
+            # Lower only when the clock went back.
+            self._expiry_from_ms = min(self._expiry_from_ms, effect.changed_ms)
+
+
+def _encoded(value: Lane | Parked | Case | None) -> bytes | None:
+    return None if value is None else codec.encode(value)
+
+
+def _claim(store: Rocks, identity: StoreIdentity) -> None:
+    """Mark a new store; refuse one that is another's, of an unknown format, or not a ledger."""
+    where = str(store.path)
+    data = store.get(codec.MARKER_KEY)
+    if data is None:
+        if store.scan(b"", b"\xff", 1):
+            raise LedgerFormatError(
+                "the store has entries but no format marker: damaged, or not made by Laneway",
+                where=where,
+                mend="restore it from a copy, or move it aside and start with --accept-empty-ledger",
+            )
+        store.put(codec.MARKER_KEY, codec.encode_marker(identity))
+        store.sync()
+        return
+    owner = codec.decode_marker(data, where)
+    if owner != identity:
+        raise StateDirError(
+            f"it is the ledger of group {owner.group!r}, {owner.topic} [{owner.partition}], "
+            f"not of group {identity.group!r}, {identity.topic} [{identity.partition}]",
+            where=where,
+            mend="name the state directory of this group, or move the store back where it came from",
+        )

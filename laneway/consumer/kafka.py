@@ -1,0 +1,454 @@
+"""The Kafka client's boundary: configuration, factories, and the cluster as the rest sees it.
+
+Only this file and `kafka_errors.py` know how confluent-kafka is configured and asked. Every call
+has a timeout; no broker means `UnreachableError` within it. Log lines of librdkafka go to the
+Python logger `laneway.kafka`, never to standard output or standard error by themselves.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final, Self, TypeVar
+
+from confluent_kafka import (
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Producer,
+    TopicCollection,
+    TopicPartition,
+)
+
+# The package lists no exports for these; they are its documented API.
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    ConfigResource,
+    NewTopic,
+    OffsetSpec,
+    ResourceType,
+)
+
+from laneway.consumer.kafka_errors import ErrorClass, classify, kafka_errors, position, to_laneway
+from laneway.consumer.settings import KafkaValue, Settings
+from laneway.consumer.topics import PlannedTopic, TopicInfo
+from laneway.errors import IncompleteError, LanewayError, UnreachableError
+
+__all__ = [
+    "Cluster",
+    "ErrorClass",
+    "Group",
+    "Member",
+    "PartitionOffsets",
+    "Watermarks",
+    "classify",
+    "client_config",
+    "consumer_config",
+    "kafka_errors",
+    "new_admin",
+    "new_consumer",
+    "new_producer",
+    "position",
+    "producer_config",
+    "to_laneway",
+]
+
+logger: Final = logging.getLogger("laneway.kafka")
+# Without a handler of its own Python would print the client's complaints to standard error.
+logger.addHandler(logging.NullHandler())
+
+DEFAULT_TIMEOUT_S: Final = 10.0
+_EMBEDDED_PREFIX: Final = "mockCluster"
+_T = TypeVar("_T")
+
+ClientConfig = dict[str, KafkaValue]
+Partition = tuple[str, int]
+"""(topic, partition)."""
+
+
+# --- configuration and factories ---------------------------------------------------------------
+
+
+def client_config(settings: Settings) -> ClientConfig:
+    """What every client of one worker shares: the address, and `[kafka]` as written."""
+    return {
+        "client.id": f"laneway-{settings.group}",
+        "log.connection.close": False,
+        **settings.kafka,
+        "bootstrap.servers": settings.bootstrap,
+    }
+
+
+def consumer_config(settings: Settings, *, partition_eof: bool = False) -> ClientConfig:
+    """The consumer's own keys laid over the shared ones; these are the keys Laneway owns."""
+    config = {
+        **client_config(settings),
+        "group.id": settings.group,
+        "group.protocol": settings.group_protocol,
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        # A position that is not there is a question for the owner, never a silent jump.
+        "auto.offset.reset": "error",
+        "isolation.level": "read_committed",
+        "allow.auto.create.topics": False,
+        "enable.partition.eof": partition_eof,
+    }
+    if settings.group_protocol == "classic":
+        config["partition.assignment.strategy"] = "range"
+    if settings.instance_id is not None:
+        config["group.instance.id"] = settings.instance_id
+    return config
+
+
+def producer_config(settings: Settings, *, max_message_bytes: int | None = None) -> ClientConfig:
+    """The producer's own keys laid over the shared ones.
+
+    Args:
+        max_message_bytes: of the largest topic it writes to; librdkafka refuses more than 1 MB
+            by itself.
+    """
+    config = {**client_config(settings), "acks": "all", "enable.idempotence": True}
+    if max_message_bytes is not None:
+        config["message.max.bytes"] = max_message_bytes
+    return config
+
+
+def new_consumer(settings: Settings, *, partition_eof: bool = False) -> Consumer:
+    """A consumer of the group, not yet subscribed; its log lines are served by poll()."""
+    with kafka_errors("[kafka]"):
+        return Consumer({**consumer_config(settings, partition_eof=partition_eof), "logger": logger})
+
+
+def new_producer(settings: Settings, *, max_message_bytes: int | None = None) -> Producer:
+    """An idempotent producer; its log lines are served by poll() and flush()."""
+    with kafka_errors("[kafka]"):
+        return Producer({**producer_config(settings, max_message_bytes=max_message_bytes), "logger": logger})
+
+
+def new_admin(settings: Settings, on_error: Callable[[KafkaError], None]) -> AdminClient:
+    """An admin client. It is polled only to learn why a call failed, so it queues no log lines."""
+    with kafka_errors("[kafka]"):
+        # The stub's dict type leaves callbacks out.
+        config: dict[str, KafkaValue] = {**client_config(settings), "log_level": 0}
+        return AdminClient({**config, "error_cb": on_error})  # type: ignore[dict-item]
+
+
+# --- the cluster -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Watermarks:
+    """Where a partition's log starts and ends (the end is the next offset to be written)."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionOffsets:
+    """One partition as `offsets show` sees it. `committed` is None where nothing was committed."""
+
+    topic: str
+    partition: int
+    committed: int | None
+    start: int
+    end: int
+
+    @property
+    def lag(self) -> int:
+        """Records not passed yet, never negative; without a commit counted from the log's start."""
+        return max(0, self.end - (self.start if self.committed is None else self.committed))
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One member of a group and what it owns."""
+
+    member_id: str
+    client_id: str
+    host: str
+    instance_id: str | None
+    partitions: tuple[Partition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A group as its coordinator describes it. A group nobody knows is `dead` without members."""
+
+    group: str
+    state: str
+    protocol: str
+    members: tuple[Member, ...]
+
+    def owners(self) -> Mapping[Partition, Member]:
+        """Each assigned partition and its owner."""
+        return {partition: member for member in self.members for partition in member.partitions}
+
+
+class Cluster:
+    """The cluster behind `bootstrap`; answers with values, raises Laneway's errors only.
+
+    Every call returns or raises within `timeout_s`. Asking about a topic never creates it.
+    """
+
+    def __init__(self, settings: Settings, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        self._settings = settings
+        self._timeout_s = timeout_s
+        self._complaints: list[KafkaError] = []
+        self._admin = new_admin(settings, self._complaints.append)
+        self._cluster_id: str | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Serve what the client still wants to say; its threads end with the object."""
+        self._admin.poll(0)
+
+    def cluster_id(self) -> str:
+        """The cluster's id: the first answer of the cluster, so also the test that it is there."""
+        if self._cluster_id is None:
+            with self._asking():
+                self._cluster_id = self._admin.cluster_id(timeout=self._timeout_s)
+        return self._cluster_id
+
+    @property
+    def embedded(self) -> bool:
+        """Whether this is librdkafka's built-in mock cluster."""
+        return self.cluster_id().startswith(_EMBEDDED_PREFIX)
+
+    def topics(self, names: Sequence[str]) -> Mapping[str, TopicInfo]:
+        """Those of the topics that exist, with partitions, replication and configs."""
+        wanted = list(dict.fromkeys(names))
+        if not wanted:
+            return {}
+        if self.embedded:
+            return {name: TopicInfo(name, self._embedded_partitions(name), 1, {}) for name in wanted}
+        with self._asking():
+            answers = self._admin.describe_topics(TopicCollection(wanted), request_timeout=self._timeout_s)
+        found = {}
+        for name, future in answers.items():
+            described = self._unless_missing(future, name)
+            if described is not None:
+                partitions = described.partitions
+                found[name] = (len(partitions), len(partitions[0].replicas) if partitions else 0)
+        configs = self._configs(found)
+        return {name: TopicInfo(name, *shape, configs.get(name, {})) for name, shape in found.items()}
+
+    def _embedded_partitions(self, name: str) -> int:
+        with self._asking(name):
+            metadata = self._admin.list_topics(name, timeout=self._timeout_s)
+        return len(metadata.topics[name].partitions)
+
+    def _configs(self, names: Iterable[str]) -> Mapping[str, Mapping[str, str]]:
+        resources = [ConfigResource(ResourceType.TOPIC, name) for name in names]
+        if not resources:
+            return {}
+        with self._asking():
+            answers = self._admin.describe_configs(resources, request_timeout=self._timeout_s)
+        result = {}
+        for resource, future in answers.items():
+            entries = self._unless_missing(future, resource.name)
+            if entries is not None:
+                result[resource.name] = {
+                    name: entry.value for name, entry in entries.items() if entry.value is not None
+                }
+        return result
+
+    def create_topics(self, topics: Sequence[PlannedTopic]) -> None:
+        """Create them and wait until the cluster shows each of them.
+
+        Raises:
+            IncompleteError: created, but not visible before the timeout.
+        """
+        if not topics:
+            return
+        with self._asking():
+            answers = self._admin.create_topics(
+                [
+                    NewTopic(
+                        topic.name,
+                        num_partitions=topic.partitions,
+                        replication_factor=topic.replication,
+                        config=dict(topic.configs),
+                    )
+                    for topic in topics
+                ],
+                request_timeout=self._timeout_s,
+                operation_timeout=self._timeout_s,
+            )
+        for name, future in answers.items():
+            try:
+                self._answer(future, name)
+            except LanewayError as error:
+                # Two operators at once: the other's topic is as good, its shape is read back.
+                if not _is_code(error, KafkaError.TOPIC_ALREADY_EXISTS):
+                    raise
+        self._await_topics([topic.name for topic in topics])
+
+    def _await_topics(self, names: Sequence[str]) -> None:
+        deadline = time.monotonic() + self._timeout_s
+        missing = list(names)
+        while missing:
+            present = self.topics(missing)
+            missing = [name for name in missing if name not in present]
+            if missing and time.monotonic() > deadline:
+                raise IncompleteError(
+                    f"created, but not visible after {self._timeout_s:g} s",
+                    where=position(missing[0]),
+                    mend="run `laneway topics check`",
+                )
+            if missing:
+                time.sleep(0.1)
+
+    def group(self, group: str) -> Group | None:
+        """The group's state and members; None on the embedded cluster, which cannot tell."""
+        if self.embedded:
+            return None
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            with self._asking(f"group {group}"):
+                future = self._admin.describe_consumer_groups([group], request_timeout=self._timeout_s)[group]
+            try:
+                described = self._answer(future, f"group {group}")
+                break
+            except LanewayError as error:
+                if _is_code(error, KafkaError.GROUP_ID_NOT_FOUND):
+                    return Group(group, "dead", "", ())
+                # A cluster that never had a group makes its offsets topic now.
+                if _class_of(error) is not ErrorClass.RETRIABLE or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)
+        return Group(
+            group,
+            described.state.name.lower(),
+            described.type.name.lower(),
+            tuple(
+                Member(
+                    member.member_id,
+                    member.client_id,
+                    member.host.lstrip("/"),
+                    member.group_instance_id or None,
+                    tuple((tp.topic, tp.partition) for tp in member.assignment.topic_partitions),
+                )
+                for member in described.members
+            ),
+        )
+
+    def watermarks(self, partitions: Sequence[Partition]) -> Mapping[Partition, Watermarks]:
+        """Log start and log end of many partitions in two requests.
+
+        Raises:
+            TopicError: one of them does not exist.
+        """
+        if not partitions:
+            return {}
+        start = self._offsets(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+        end = self._offsets(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+        return {each: Watermarks(start[each], end[each]) for each in partitions}
+
+    def _offsets(self, partitions: Sequence[Partition], spec: OffsetSpec) -> Mapping[Partition, int]:
+        request = {TopicPartition(topic, number): spec for topic, number in partitions}
+        with self._asking():
+            answers = self._admin.list_offsets(request, request_timeout=self._timeout_s)
+        return {
+            (tp.topic, tp.partition): self._answer(future, position(tp.topic, tp.partition)).offset
+            for tp, future in answers.items()
+        }
+
+    def committed(self, group: str, partitions: Sequence[Partition]) -> Mapping[Partition, int | None]:
+        """The group's committed offsets; None where nothing was committed.
+
+        Reads as a client that never joins the group. (AdminClient.list_consumer_group_offsets of
+        confluent-kafka 2.16 ends the process when the coordinator answers "not yet".)
+        """
+        if not partitions:
+            return {}
+        # Neither membership nor protocol matter to a client that only reads offsets.
+        config = {**client_config(self._settings), "group.id": group, "enable.auto.commit": False}
+        self.cluster_id()
+        with self._asking(f"group {group}"):
+            reader = Consumer({**config, "log_level": 0})
+            try:
+                answers = reader.committed(
+                    [TopicPartition(topic, number) for topic, number in partitions], timeout=self._timeout_s
+                )
+            finally:
+                reader.close()
+        result: dict[Partition, int | None] = {}
+        for answer in answers:
+            if answer.error is not None:
+                raise to_laneway(answer.error, position(answer.topic, answer.partition))
+            result[answer.topic, answer.partition] = answer.offset if answer.offset >= 0 else None
+        return result
+
+    def offsets(self, group: str, partitions: Sequence[Partition]) -> tuple[PartitionOffsets, ...]:
+        """Committed, start and end of each partition, read in the order that keeps lag ≥ 0."""
+        committed = self.committed(group, partitions)
+        marks = self.watermarks(partitions)
+        return tuple(
+            PartitionOffsets(topic, number, committed[topic, number], mark.start, mark.end)
+            for (topic, number), mark in sorted(marks.items())
+        )
+
+    # --- asking --------------------------------------------------------------------------------
+
+    @contextmanager
+    def _asking(self, subject: str = "") -> Iterator[None]:
+        where = f"{self._settings.bootstrap}, {subject}" if subject else self._settings.bootstrap
+        self._complaints.clear()
+        try:
+            with kafka_errors(where):
+                yield
+        except UnreachableError as error:
+            raise self._explained(error, where) from error.__cause__
+
+    def _explained(self, error: UnreachableError, where: str) -> LanewayError:
+        """A timeout says nothing; what the client complained of meanwhile does."""
+        self._admin.poll(0)
+        telling = [e for e in self._complaints if e.code() != KafkaError._ALL_BROKERS_DOWN]
+        # Refused credentials end as a timeout too, and need another mend.
+        telling.sort(key=lambda e: classify(e) is not ErrorClass.UNAUTHORISED)
+        return to_laneway(telling[0], where) if telling else error
+
+    def _answer(self, future: Future[_T], subject: str) -> _T:
+        with self._asking(subject):
+            try:
+                return future.result(self._timeout_s + 1)
+            except TimeoutError:
+                # The client has its own timeout; this one is for the day it forgets it.
+                raise UnreachableError(
+                    f"no answer within {self._timeout_s:g} s", where=self._settings.bootstrap
+                ) from None
+
+    def _unless_missing(self, future: Future[_T], subject: str) -> _T | None:
+        try:
+            return self._answer(future, subject)
+        except LanewayError as error:
+            if _class_of(error) is ErrorClass.MISSING:
+                return None
+            raise
+
+
+def _kafka_error(error: LanewayError) -> KafkaError | None:
+    cause = error.__cause__
+    if isinstance(cause, KafkaException) and cause.args and isinstance(cause.args[0], KafkaError):
+        return cause.args[0]
+    return None
+
+
+def _is_code(error: LanewayError, code: int) -> bool:
+    kafka_error = _kafka_error(error)
+    return kafka_error is not None and kafka_error.code() == code
+
+
+def _class_of(error: LanewayError) -> ErrorClass:
+    kafka_error = _kafka_error(error)
+    return ErrorClass.OTHER if kafka_error is None else classify(kafka_error)

@@ -24,8 +24,19 @@ def run_pytest(folder: Path, test: str, ci: str | None) -> subprocess.CompletedP
     env = {name: value for name, value in os.environ.items() if name != "CI" and "PYTEST" not in name}
     if ci is not None:
         env["CI"] = ci
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", str(folder), str(folder)]
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=60, check=False)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        str(folder),
+        str(folder),
+    ]
+    return subprocess.run(
+        command, cwd=folder, env=env, capture_output=True, text=True, timeout=60, check=False
+    )
 
 
 @pytest.mark.parametrize("test", [SKIPS, SKIPS_WHOLE], ids=["test", "module"])

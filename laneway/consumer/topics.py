@@ -334,12 +334,7 @@ def create(settings: Settings, cluster: ClusterPort) -> tuple[PlannedTopic, ...]
         RefusedError: the cluster is the embedded one, which cannot create topics.
         IncompleteError: a created topic reads back in another shape.
     """
-    if not is_telling(cluster):
-        raise RefusedError(
-            "the embedded cluster creates no topics: any topic asked for is there, with its own shape",
-            where=settings.bootstrap,
-            mend="point bootstrap at a real broker",
-        )
+    refuse_embedded(settings, cluster)
     missing = to_create(settings, cluster)
     cluster.create_topics(missing)
     present = cluster.topics([topic.name for topic in missing])
@@ -352,6 +347,20 @@ def create(settings: Settings, cluster: ClusterPort) -> tuple[PlannedTopic, ...]
                 mend=wrong[0].command,
             )
     return missing
+
+
+def refuse_embedded(settings: Settings, cluster: ClusterPort) -> None:
+    """Refuse to create topics where none can be created.
+
+    Raises:
+        RefusedError: the cluster is the embedded one.
+    """
+    if not is_telling(cluster):
+        raise RefusedError(
+            "the embedded cluster creates no topics: any topic asked for is there, with its own shape",
+            where=settings.bootstrap,
+            mend="point bootstrap at a real broker",
+        )
 
 
 def to_create(settings: Settings, cluster: ClusterPort) -> tuple[PlannedTopic, ...]:

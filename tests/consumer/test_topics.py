@@ -2,50 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from laneway.consumer import topics
 from laneway.consumer.settings import Settings
 from laneway.consumer.settings_sources import load
-from laneway.consumer.topics import Finding, Kind, PlannedTopic, TopicInfo
+from laneway.consumer.topics import Finding, Kind
 from laneway.errors import ConfigError, IncompleteError, RefusedError, TopicError
-
-
-@dataclass
-class FakeCluster:
-    """A cluster that has the topics it was given and creates what it is asked for."""
-
-    has: dict[str, TopicInfo] = field(default_factory=dict)
-    embedded: bool = False
-    partitions_made: int | None = None
-
-    def topics(self, names: Sequence[str]) -> Mapping[str, TopicInfo]:
-        """Those it has; all of them, when it is the embedded one."""
-        if self.embedded:
-            return {name: TopicInfo(name, 4, 1, {}) for name in names}
-        return {name: self.has[name] for name in names if name in self.has}
-
-    def create_topics(self, topics: Sequence[PlannedTopic]) -> None:
-        """Creates them, perhaps with a broker's own idea of partitions."""
-        for topic in topics:
-            partitions = self.partitions_made or topic.partitions
-            self.has[topic.name] = TopicInfo(topic.name, partitions, topic.replication, dict(topic.configs))
+from tests.consumer.fake_cluster import FakeCluster, source
 
 
 def settings(sources: Sequence[str] = ("invoices",), group: str = "reminders", *sets: str) -> Settings:
     """Settings for these sources."""
     flags: dict[str, object] = {"group": group, "sources": list(sources), "bootstrap": "b:9092"}
     return load(flags=flags, sets=sets, env={}, inspect=True).settings
-
-
-def source(name: str = "invoices", partitions: int = 6, **configs: str) -> TopicInfo:
-    """A source topic as brokers have it."""
-    return TopicInfo(
-        name, partitions, 3, {"max.message.bytes": "1048588", "cleanup.policy": "delete", **configs}
-    )
 
 
 def ready(*sets: str) -> FakeCluster:

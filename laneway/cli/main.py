@@ -1,0 +1,83 @@
+"""The `laneway` command: its parts, and how an error becomes a message and an exit code.
+
+Each group of commands is a Typer app in a file of its own, registered below. Commands raise
+`LanewayError`s and return; only `main` writes them to standard error and knows exit codes:
+0 ok · 1 failed or declined · 2 usage, configuration, import · 3 unreachable or unauthorised ·
+4 refused precondition · 5 incomplete · 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib import metadata
+from typing import Annotated
+
+import typer
+
+from laneway.cli import config, topics
+from laneway.cli.output import say
+from laneway.errors import LanewayError
+
+INTERRUPTED = 130
+
+app = typer.Typer(
+    name="laneway",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    # A traceback with local variables would print payloads and secrets.
+    pretty_exceptions_enable=False,
+    help="A Kafka consumer for work that must happen in order, once, per business key.",
+    epilog="Example: laneway topics check -b localhost:9092 -g reminders --source invoices",
+)
+
+# One line per command or group of commands, in the order of `laneway --help`.
+app.add_typer(topics.app, name="topics")
+app.add_typer(config.app, name="config")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"laneway {version()}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    _version: Annotated[
+        bool,
+        typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version."),
+    ] = False,
+) -> None:
+    """Runs before every command; only --version lives here."""
+
+
+def version() -> str:
+    """The installed version."""
+    try:
+        return metadata.version("laneway")
+    except metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code."""
+    try:
+        app(args=None if argv is None else list(argv), prog_name="laneway")
+    except SystemExit as done:
+        return done.code if isinstance(done.code, int) else 0 if done.code is None else 1
+    except LanewayError as error:
+        say(f"laneway: {error}")
+        return error.exit_code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except Exception:  # noqa: BLE001 - the last resort of the program: a bug, told whole
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

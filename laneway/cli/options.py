@@ -1,0 +1,85 @@
+"""The options that commands share, and what they mean together.
+
+A command takes the typed options it needs and calls `load_settings`; a command that changes
+something calls `confirm` before it does.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from laneway.cli.output import Format, say
+from laneway.consumer.settings_sources import Loaded, load
+from laneway.errors import UsageError
+
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option("-c", "--config", metavar="FILE", help="Configuration file.  [default: ./laneway.toml]"),
+]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option("-X", metavar="KEY=VALUE", help="Set one key, such as -X lanes.workers=8; repeatable."),
+]
+Bootstrap = Annotated[
+    str | None, typer.Option("-b", "--bootstrap", metavar="HOST:PORT", help="Brokers, separated by commas.")
+]
+GroupId = Annotated[str | None, typer.Option("-g", "--group", metavar="ID", help="Consumer group.")]
+Sources = Annotated[
+    list[str] | None, typer.Option("--source", metavar="TOPIC", help="Source topic; repeatable.")
+]
+Output = Annotated[Format, typer.Option("-o", "--output", help="Format of the data on standard output.")]
+Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do it without asking.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done and change nothing.")]
+
+
+def load_settings(
+    config: Path | None,
+    sets: Sequence[str] | None,
+    *,
+    bootstrap: str | None = None,
+    group: str | None = None,
+    sources: Sequence[str] | None = None,
+    inspect: bool = False,
+) -> Loaded:
+    """The settings these options ask for.
+
+    Args:
+        inspect: for commands that need only `-b` and `-g`; see `settings_sources.load`.
+    """
+    flags: dict[str, object] = {
+        "bootstrap": bootstrap,
+        "group": group,
+        "sources": list(sources) if sources else None,
+    }
+    return load(config, flags=flags, sets=sets or (), inspect=inspect)
+
+
+def require_sources(loaded: Loaded) -> None:
+    """Refuse a command that works on source topics when nobody named one.
+
+    Raises:
+        UsageError: neither --source nor a configuration names a source.
+    """
+    if not loaded.settings.sources:
+        raise UsageError("no source topic is named", mend="give --source TOPIC, or -c FILE with sources")
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask before something is changed; return only on a yes.
+
+    Raises:
+        UsageError: there is no terminal to ask on and no -y.
+        typer.Exit: with 1, declined.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise UsageError(f"cannot ask: {question}", where="no terminal", mend="give -y to do it unasked")
+    if not typer.confirm(question, err=True):
+        say("declined, nothing was changed")
+        raise typer.Exit(1)

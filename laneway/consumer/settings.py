@@ -36,7 +36,7 @@ Count = Annotated[int, Field(ge=1)]
 KafkaValue = str | int | float | bool
 
 NO_PLACE: Final = "none"
-"""Written for `sequence_key` or `sequence` to switch one off where it would otherwise be inherited."""
+"""Written for `sequence_key`, `sequence` or `version` to switch off what is otherwise inherited."""
 
 
 class _Table(BaseModel):
@@ -44,13 +44,19 @@ class _Table(BaseModel):
 
 
 class EnvelopeSettings(_Table):
-    """Where one source's records carry their identity. No `sequence_key`: no order, deduplication only."""
+    """Where one source's records carry their identity. No `sequence_key`: no order, deduplication only.
+
+    The values below hold when the file has no `[envelope]` table. Where it has one, `sequence_key`
+    and `sequence` hold only if they are written in it: whoever describes his records says whether
+    they are ordered. The other keys keep their default. `"none"` switches `sequence_key` (and with
+    it `sequence`) or the check of the contract `version` off, also for one source or by `-X`.
+    """
 
     message_id: IdPlace = "json:/messageId"
     effect_key: IdPlace = "json:/effectKey"
     sequence_key: FieldPlace | None = "json:/sequenceKey"
     sequence: FieldPlace | None = "json:/sequence"
-    version: FieldPlace = "json:/version"
+    version: FieldPlace | None = "json:/version"
     payload: PayloadPlace = "json:/payload"
     accepts: Annotated[tuple[int, ...], Field(min_length=1)] = (1,)
     tombstones: Literal["reject", "deliver", "skip"] = "reject"

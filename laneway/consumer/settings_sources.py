@@ -34,7 +34,7 @@ from laneway.errors import ConfigError
 DEFAULT_FILE: Final = Path("laneway.toml")
 
 _REPLICATION: Final[Key] = ("ledger", "replication")
-_ORDER_KEYS: Final = ("sequence_key", "sequence")
+_SWITCHES: Final = ("sequence_key", "sequence", "version")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ def _value_at(settings: Settings, key: Key) -> object:
         value = settings.model_dump(by_alias=True, mode="json", exclude={"kafka", "source"})
         for name in key:
             value = value[name] if isinstance(value, dict) else None
-    return NO_PLACE if value is None and key[-1] in _ORDER_KEYS else value
+    return NO_PLACE if value is None and key[-1] in _SWITCHES else value
 
 
 # --- refusals ----------------------------------------------------------------------------------
@@ -234,7 +234,7 @@ def _order_checked(
     table = {**base, **own}
     if own.get("sequence_key") == NO_PLACE and "sequence" not in own:
         table["sequence"] = NO_PLACE
-    for name in _ORDER_KEYS:
+    for name in _SWITCHES:
         if table.get(name) == NO_PLACE:
             table[name] = None
     default = EnvelopeSettings()

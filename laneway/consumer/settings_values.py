@@ -8,7 +8,7 @@ precedence or tables: those are `settings_sources.py`.
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 _SIZE: Final = re.compile(r"(\d+)(B|kB|MB|GB|TB|KiB|MiB|GiB|TiB)")
@@ -72,7 +72,7 @@ def start_instant(value: object) -> object:
     if isinstance(value, datetime):
         if value.tzinfo is None:
             raise ValueError("is a timestamp without a zone: end it with Z or an offset such as +01:00")
-        return int((value - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds() * 1000)
+        return (value - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)
     return value
 
 

@@ -158,6 +158,12 @@ def test_none_by_x_switches_the_order_off_without_a_file(tmp_path: Path) -> None
     assert settings(tmp_path, "", "envelope.sequence_key=none").envelope.sequence is None
 
 
+def test_none_switches_the_version_check_off(tmp_path: Path) -> None:
+    """Records without a contract version can be consumed; every other envelope key must be a place."""
+    assert settings(tmp_path, '[envelope]\nversion = "none"\n').envelope.version is None
+    assert "envelope.payload 'none'" in refused(tmp_path, MINIMAL, "envelope.payload=none")
+
+
 def test_an_ordered_source_needs_its_sequence(tmp_path: Path) -> None:
     """contiguous and increasing count something; arrival does not."""
     table = '[envelope]\nsequence_key = "key"\n'

@@ -1,0 +1,1 @@
+"""The command line: thin Typer commands over `consumer` and `store`; each group in its own file."""

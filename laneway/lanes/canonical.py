@@ -76,7 +76,7 @@ def _canonical_json(raw: bytes) -> bytes:
         return b"j" + _encode(_decode(raw))
     # All of these mean: no JSON that could be written in one way. OverflowError is a msgspec that
     # does not write integers beyond 64 bits.
-    except (ValueError, RecursionError, OverflowError, DecimalException):
+    except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError, DecimalException):
         return b"b" + raw
 
 

@@ -29,7 +29,10 @@ __version__: str
 def __getattr__(name: str) -> str:
     # Asked for rarely: importlib.metadata costs more than the rest of this import.
     if name == "__version__":
-        from importlib.metadata import version  # noqa: PLC0415
+        from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415
 
-        return version("laneway")
+        try:
+            return version("laneway")
+        except PackageNotFoundError:
+            return "0+uninstalled"  # a source tree on the path
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

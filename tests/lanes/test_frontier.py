@@ -130,7 +130,7 @@ def test_unsettled_positions_that_compaction_took_away_do_not_block() -> None:
 
 
 def test_a_copy_of_a_record_in_hand_is_stale() -> None:
-    """A prefetched copy that surfaces again while the first is in hand is told apart (case 7)."""
+    """A prefetched copy that surfaces again while the first is in hand is told apart."""
     frontier = Frontier(0)
     frontier.see(0)
     frontier.see(1)

@@ -193,7 +193,7 @@ def _only_pipeline(module: ModuleType, where: str) -> object:
     names = [name for name, _ in found.values()] or _names_that_look_right(module)
     mend = f"name one: {', '.join(f'{where}:{name}' for name in names[:_MAX_NAMES])}" if names else ""
     raise AppImportError(
-        f"it holds {len(found) or 'no'} Pipeline{'s' if len(found) != 1 else ''}, so one must be named",
+        f"it holds {len(found) or 'no'} Pipeline{'s' if found else ''}, so one must be named",
         where=f"{where} ({_file_of(module)})",
         mend=mend or "write `pipeline = Pipeline(...)` in it, with a function under @pipeline.handler",
     )
@@ -217,7 +217,7 @@ def _as_pipeline(found: object, where: str) -> Pipeline[Any]:
         pipeline: Pipeline[Any] = Pipeline()
         pipeline.handler(function)
         return pipeline
-    kind = "a class" if isinstance(found, type) else f"a {type(found).__name__}"
+    kind = "a class" if isinstance(found, type) else f"an object of class {type(found).__qualname__}"
     raise AppImportError(
         f"it is {kind}, neither a Pipeline nor a function",
         where=where,

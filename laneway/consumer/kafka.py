@@ -28,6 +28,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     ConfigResource,
+    ConsumerGroupDescription,
     NewTopic,
     OffsetSpec,
     ResourceType,
@@ -312,20 +313,12 @@ class Cluster:
         """The group's state and members; None on the embedded cluster, which cannot tell."""
         if self.embedded:
             return None
-        deadline = time.monotonic() + self._timeout_s
-        while True:
-            with self._asking(f"group {group}"):
-                future = self._admin.describe_consumer_groups([group], request_timeout=self._timeout_s)[group]
-            try:
-                described = self._answer(future, f"group {group}")
-                break
-            except LanewayError as error:
-                if _is_code(error, KafkaError.GROUP_ID_NOT_FOUND):
-                    return Group(group, "dead", "", ())
-                # A cluster that never had a group makes its offsets topic now.
-                if _class_of(error) is not ErrorClass.RETRIABLE or time.monotonic() > deadline:
-                    raise
-                time.sleep(0.2)
+        try:
+            described = self._patiently(lambda: self._described(group))
+        except LanewayError as error:
+            if _is_code(error, KafkaError.GROUP_ID_NOT_FOUND):
+                return Group(group, "dead", "", ())
+            raise
         return Group(
             group,
             described.state.name.lower(),
@@ -341,6 +334,12 @@ class Cluster:
                 for member in described.members
             ),
         )
+
+    def _described(self, group: str) -> ConsumerGroupDescription:
+        with self._asking(f"group {group}"):
+            answers = self._admin.describe_consumer_groups([group], request_timeout=self._timeout_s)
+        future: Future[ConsumerGroupDescription] = answers[group]
+        return self._answer(future, f"group {group}")
 
     def watermarks(self, partitions: Sequence[Partition]) -> Mapping[Partition, Watermarks]:
         """Log start and log end of many partitions in two requests.
@@ -371,23 +370,27 @@ class Cluster:
         """
         if not partitions:
             return {}
-        # Neither membership nor protocol matter to a client that only reads offsets.
-        config = {**client_config(self._settings), "group.id": group, "enable.auto.commit": False}
+        # The first question goes to the admin client: it can say why nobody answers.
         self.cluster_id()
-        with self._asking(f"group {group}"):
-            reader = Consumer({**config, "log_level": 0})
-            try:
-                answers = reader.committed(
-                    [TopicPartition(topic, number) for topic, number in partitions], timeout=self._timeout_s
-                )
-            finally:
-                reader.close()
+        answers = self._patiently(lambda: self._fetch_committed(group, partitions))
         result: dict[Partition, int | None] = {}
         for answer in answers:
             if answer.error is not None:
                 raise to_laneway(answer.error, position(answer.topic, answer.partition))
             result[answer.topic, answer.partition] = answer.offset if answer.offset >= 0 else None
         return result
+
+    def _fetch_committed(self, group: str, partitions: Sequence[Partition]) -> list[TopicPartition]:
+        # Neither membership nor protocol matter to a client that only reads offsets.
+        config = {**client_config(self._settings), "group.id": group, "enable.auto.commit": False}
+        with self._asking(f"group {group}"):
+            reader = Consumer({**config, "log_level": 0})
+            try:
+                return reader.committed(
+                    [TopicPartition(topic, number) for topic, number in partitions], timeout=self._timeout_s
+                )
+            finally:
+                reader.close()
 
     def offsets(self, group: str, partitions: Sequence[Partition]) -> tuple[PartitionOffsets, ...]:
         """Committed, start and end of each partition, read in the order that keeps lag ≥ 0."""
@@ -417,6 +420,17 @@ class Cluster:
         # Refused credentials end as a timeout too, and need another mend.
         telling.sort(key=lambda e: classify(e) is not ErrorClass.UNAUTHORISED)
         return to_laneway(telling[0], where) if telling else error
+
+    def _patiently(self, ask: Callable[[], _T]) -> _T:
+        """Ask again while the answer is "not yet": a cluster's first group makes its offsets topic."""
+        deadline_s = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                return ask()
+            except LanewayError as error:
+                if _class_of(error) is not ErrorClass.RETRIABLE or time.monotonic() > deadline_s:
+                    raise
+            time.sleep(0.2)
 
     def _answer(self, future: Future[_T], subject: str) -> _T:
         with self._asking(subject):

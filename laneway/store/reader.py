@@ -1,7 +1,7 @@
 """Reading a ledger while a worker owns it: `LedgerReading` over a RocksDB *secondary*.
 
-A secondary takes no lock, writes nothing into the store and sees what the primary's writes have
-reached the operating system with; it never sees half a cycle. It keeps a log of its own in a
+A secondary takes no lock, changes nothing of the store's content, and sees every write of the primary
+that reached the operating system, synced or not; it never sees half a cycle. It keeps a log of its own in a
 temporary directory. When the primary restarts, a secondary goes stale without a word; `refresh`
 notices by the store's CURRENT file and opens anew.
 """
@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from laneway.errors import LedgerError, LedgerFormatError
+from laneway.errors import LedgerError
 from laneway.store import rocks
 from laneway.store.ledger import LedgerReads
 from laneway.store.port import StoreIdentity
 
+# A primary that opens, flushes or compacts at this moment may take files away under an opening.
 _TRIES: Final = 5
-"""A primary that opens, flushes or compacts at this moment may take files away under an opening."""
+_PAUSE_S: Final = 0.01
 
 
 class LedgerReader(LedgerReads):
@@ -38,10 +40,14 @@ class LedgerReader(LedgerReads):
         self._scratch = Path(tempfile.mkdtemp(prefix="laneway-reader-"))
         try:
             self._generation, store = self._open()
-            super().__init__(store)
-            self.owner: StoreIdentity | None = self.identity()
         except BaseException:
             shutil.rmtree(self._scratch, ignore_errors=True)
+            raise
+        super().__init__(store)
+        try:
+            self.owner: StoreIdentity | None = self.identity()
+        except BaseException:
+            self.close()
             raise
 
     def refresh(self) -> None:
@@ -82,8 +88,8 @@ class LedgerReader(LedgerReads):
             try:
                 scratch = Path(tempfile.mkdtemp(dir=self._scratch))
                 return generation, rocks.open_secondary(self._path, scratch)
-            except LedgerError as error:
-                settled = isinstance(error, LedgerFormatError) and rocks.generation(self._path) == generation
-                if left == 0 or not rocks.exists(self._path) or settled:
+            except LedgerError:
+                if left == 0 or not rocks.exists(self._path):
                     raise
+                time.sleep(_PAUSE_S)
         raise AssertionError("the last try returns or raises")

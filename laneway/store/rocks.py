@@ -7,7 +7,8 @@ for everything, and has traps; each is dealt with here and nowhere else:
   traceback of an error;
 - an iterator ends at a damaged block as if at the end: its status is asked before "no more" is believed;
 - `close` beside a thread inside `flush_wal` can abort the process: they exclude each other;
-- opening for reading makes a missing path: it is looked for first.
+- opening for reading makes a missing path: it is looked for first. It also writes rocksdict's own
+  `rocksdict-config.json` anew; the content of that file does not matter, raw mode is always named.
 """
 
 from __future__ import annotations
@@ -310,7 +311,8 @@ def _raise(error: Exception, path: Path) -> NoReturn:
             where=where,
             mend="wait for the worker that has it to let go; it is tried again",
         ) from error
-    if text.startswith("Corruption") or "does not match existing comparator" in text:
+    lost_file = "No such file or directory" in text and exists(path)
+    if lost_file or text.startswith("Corruption") or "does not match existing comparator" in text:
         raise LedgerFormatError(
             f"the store is damaged ({text})",
             where=where,

@@ -1,0 +1,269 @@
+"""Workers: every run comes back once, in order, and a slow one holds up nobody else."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pytest
+
+from laneway.consumer.workers import Process, Workers
+from laneway.lanes.record import Channel, Record
+from laneway.lanes.run import Run
+from laneway.lanes.verdict import ACK, Outcome, Reject, Retry, Review, Verdict, Wait
+from tests.waiting import eventually
+
+DEADLINE_S = 20.0
+
+
+@dataclass(frozen=True)
+class Owner:
+    topic: str = "invoices"
+    partition: int = 3
+
+
+def now_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+def run_of(lane: str, records: int = 1) -> Run:
+    """A run whose records carry the lane's name and count from 1."""
+    made = []
+    for number in range(1, records + 1):
+        record = Record(Channel.SOURCE, number, None, None)
+        record.lane, record.sequence = lane, number
+        made.append(record)
+    return Run(lane, made, 1, Owner())
+
+
+@contextmanager
+def pool(
+    process: Process, threads: int = 4, timeout_ms: int = 60_000, clock: Callable[[], int] = now_ms
+) -> Iterator[Workers]:
+    """Workers that are stopped at the end; a handler that waits must have been let go by then."""
+    workers = Workers(process, threads=threads, timeout_ms=timeout_ms, clock=clock)
+    try:
+        yield workers
+    finally:
+        assert workers.stop(DEADLINE_S)
+
+
+def collect(workers: Workers, count: int) -> list[Run]:
+    """The next `count` runs that end."""
+    ended: list[Run] = []
+    deadline = time.monotonic() + DEADLINE_S
+    while len(ended) < count:
+        assert time.monotonic() < deadline, f"{len(ended)} of {count} runs ended"
+        workers.wait(1.0)
+        ended += workers.finished()
+    return ended
+
+
+def ack(record: Record, topic: str, partition: int, deadline_ms: int) -> Outcome:
+    return ACK
+
+
+def test_every_run_comes_back_once_and_its_records_ran_in_order() -> None:
+    """Over many batches of mixed speed no run is lost or doubled, and no lane runs out of order."""
+    ran: dict[str, list[int]] = {}
+    dice = random.Random(7)
+
+    def process(record: Record, topic: str, partition: int, deadline_ms: int) -> Outcome:
+        if dice.random() < 0.01:
+            time.sleep(0.007)  # a slow one now and then, so that chunks are taken back
+        ran.setdefault(record.lane, []).append(record.sequence)
+        return ACK
+
+    ended: list[str] = []
+    with pool(process, threads=8) as workers:
+        for batch in range(20):
+            runs = [run_of(f"{batch}-{lane}", dice.randint(1, 4)) for lane in range(100)]
+            workers.submit(runs)
+            ended += [run.lane for run in collect(workers, len(runs))]
+        assert (workers.in_hand, workers.busy, workers.running()) == (0, 0, [])
+    assert len(ended) == len(set(ended)) == 2000
+    assert all(numbers == list(range(1, len(numbers) + 1)) for numbers in ran.values())
+
+
+def test_a_record_gets_place_and_deadline() -> None:
+    """The processor is told source topic, partition and the time at which the record is overdue (S7)."""
+    seen: list[tuple[str, int, int]] = []
+
+    def process(record: Record, topic: str, partition: int, deadline_ms: int) -> Outcome:
+        seen.append((topic, partition, deadline_ms))
+        return ACK
+
+    with pool(process, timeout_ms=500, clock=lambda: 1_000) as workers:
+        workers.submit([run_of("a")])
+        collect(workers, 1)
+    assert seen == [("invoices", 3, 1_500)]
+
+
+@pytest.mark.parametrize("verdict", [Retry("r"), Reject("r"), Review("r", "c"), Wait(1, "r")])
+def test_a_run_stops_at_the_first_outcome_that_is_no_ack(verdict: Verdict | Wait) -> None:
+    """N+1 never starts when N did not succeed: the rest comes back unstarted."""
+    with pool(lambda r, *_: Outcome(verdict) if r.sequence == 2 else ACK) as workers:
+        workers.submit([run_of("a", 4)])
+        (run,) = collect(workers, 1)
+    assert [outcome.verdict for outcome in run.outcomes] == [ACK.verdict, verdict]
+    assert [record.sequence for record in run.unstarted()] == [3, 4]
+    assert run.started_ms == 0
+
+
+def test_a_run_that_is_told_to_stop_starts_nothing_more() -> None:
+    """`stop` lets the record in the handler end, and keeps the next one from starting."""
+    entered, go = threading.Event(), threading.Event()
+
+    def process(record: Record, topic: str, partition: int, deadline_ms: int) -> Outcome:
+        entered.set()
+        assert go.wait(DEADLINE_S)
+        return ACK
+
+    with pool(process) as workers:
+        run = run_of("a", 3)
+        workers.submit([run])
+        assert entered.wait(DEADLINE_S)
+        run.stop = True
+        go.set()
+        assert collect(workers, 1) == [run]
+    assert len(run.outcomes) == 1
+
+
+def test_a_run_stopped_before_it_starts_comes_back_whole() -> None:
+    """A run that is stopped while it waits for a thread is given back without an outcome."""
+    run = run_of("a", 3)
+    run.stop = True
+    with pool(ack) as workers:
+        workers.submit([run])
+        assert collect(workers, 1) == [run]
+    assert run.outcomes == []
+
+
+def test_fast_runs_do_not_wait_behind_a_slow_one() -> None:
+    """What stands behind a handler that hangs is taken over by other threads, and reported at once."""
+    go = threading.Event()
+    hang = threading.Event()
+
+    def process(record: Record, topic: str, partition: int, deadline_ms: int) -> Outcome:
+        if record.lane == "slow":
+            hang.set()
+            assert go.wait(DEADLINE_S)
+        return ACK
+
+    with pool(process, threads=2) as workers:
+        # So that the handler counts as fast, and a thread takes hundreds of runs at once.
+        for _ in range(40):
+            workers.submit([run_of(f"warm-{number}") for number in range(200)])
+            collect(workers, 200)
+        slow = run_of("slow")
+        workers.submit([run_of("before"), slow, *(run_of(f"after-{number}") for number in range(50))])
+        assert len({run.lane for run in collect(workers, 51)} - {"slow"}) == 51
+        assert hang.is_set()
+        assert (workers.running(), workers.in_hand, workers.busy) == ([slow], 1, 1)
+        go.set()
+        assert collect(workers, 1) == [slow]
+
+
+def test_slow_handlers_run_side_by_side() -> None:
+    """As many slow records are in handlers as there are threads, also right after fast ones."""
+    together = threading.Barrier(8)
+
+    def process(record: Record, topic: str, partition: int, deadline_ms: int) -> Outcome:
+        if record.lane.startswith("slow"):
+            together.wait(DEADLINE_S)  # opens only when eight handlers stand here
+        return ACK
+
+    with pool(process, threads=8) as workers:
+        for _ in range(40):
+            workers.submit([run_of(f"warm-{number}") for number in range(200)])
+            collect(workers, 200)
+        workers.submit([run_of(f"slow-{number}") for number in range(8)])
+        assert all(run.outcomes == [ACK] for run in collect(workers, 8))
+
+
+def test_an_overdue_run_is_named_and_others_go_on() -> None:
+    """A record past its timeout is reported with its run, and once it ended it is not."""
+    clock = [1_000]
+    go = threading.Event()
+
+    def process(record: Record, topic: str, partition: int, deadline_ms: int) -> Outcome:
+        if record.lane == "slow":
+            assert go.wait(DEADLINE_S)
+        return ACK
+
+    with pool(process, timeout_ms=100, clock=lambda: clock[0]) as workers:
+        slow = run_of("slow")
+        workers.submit([slow])
+        eventually(lambda: slow.started_ms, DEADLINE_S, "the handler to start")
+        assert workers.overdue(1_100) == []
+        assert workers.overdue(1_101) == [slow]
+        clock[0] = 1_101
+        workers.submit([run_of("other")])
+        assert [run.lane for run in collect(workers, 1)] == ["other"]
+        go.set()
+        collect(workers, 1)
+        assert workers.overdue(9_999) == []
+
+
+@pytest.mark.parametrize("error", [RuntimeError("x"), SystemExit(1), KeyboardInterrupt()])
+def test_an_exception_out_of_the_processor_kills_no_thread(error: BaseException) -> None:
+    """Whatever escapes becomes a case for its record, and the thread takes the next run."""
+
+    def process(record: Record, topic: str, partition: int, deadline_ms: int) -> Outcome:
+        if record.lane == "bad":
+            raise error
+        return ACK
+
+    with pool(process, threads=1) as workers:
+        workers.submit([run_of("bad", 2)])
+        (run,) = collect(workers, 1)
+        assert [outcome.cause for outcome in run.outcomes] == ["unclassified-failure"]
+        workers.submit([run_of("good")])
+        assert collect(workers, 1)[0].outcomes == [ACK]
+
+
+def test_finished_never_blocks_and_wait_ends_at_its_timeout() -> None:
+    """With nothing to report the owner gets an empty list at once, and `wait` returns in time."""
+    with pool(ack) as workers:
+        assert workers.finished() == []
+        before = time.monotonic()
+        workers.wait(0.01)
+        assert time.monotonic() - before < DEADLINE_S
+        workers.submit([])
+        assert workers.in_hand == 0
+
+
+def test_stop_lets_running_records_end_and_gives_the_rest_back() -> None:
+    """S4: a stop loses nothing: each run comes back, what did not start without an outcome."""
+    entered, go = threading.Event(), threading.Event()
+
+    def process(record: Record, topic: str, partition: int, deadline_ms: int) -> Outcome:
+        entered.set()
+        assert go.wait(DEADLINE_S)
+        return ACK
+
+    workers = Workers(process, threads=1, timeout_ms=60_000, clock=now_ms)
+    first, second = run_of("a", 2), run_of("b", 2)
+    workers.submit([first, second])
+    assert entered.wait(DEADLINE_S)
+    assert workers.stop(0) is False
+    go.set()
+    assert workers.stop(DEADLINE_S) is True
+    late = run_of("late")
+    workers.submit([late])
+    ended = workers.finished()
+    assert {run.lane for run in ended} == {"a", "b", "late"}
+    assert (len(first.outcomes), second.outcomes, late.outcomes) == (1, [], [])
+    assert workers.in_hand == 0
+
+
+def test_a_thread_that_is_stuck_does_not_hold_the_process() -> None:
+    """All threads are daemons: the process can end while a handler hangs."""
+    with pool(ack, threads=2):
+        named = [thread for thread in threading.enumerate() if thread.name.startswith("laneway-worker-")]
+        assert len(named) >= 2
+        assert all(thread.daemon for thread in named)

@@ -164,6 +164,10 @@ class Workers:
             if watch:
                 self.reclaim(self._clock())
 
+    def nudge(self) -> None:
+        """End the owner's `wait`: something other than a run wants it. From any thread."""
+        self._news.set()
+
     @property
     def in_hand(self) -> int:
         """Runs that were submitted and have not come back through `finished`."""

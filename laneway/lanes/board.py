@@ -50,7 +50,7 @@ from laneway.lanes.run import Run
 from laneway.lanes.settlement import Settled, Settlement
 from laneway.lanes.settling import Rules, Settling
 from laneway.lanes.verdict import Ack, Wait
-from laneway.lanes.view import LedgerView, Meta, Opening
+from laneway.lanes.view import ChannelMark, LedgerView, Meta, Opening
 from laneway.lanes.work import EffectsInHand, Work
 
 
@@ -98,13 +98,8 @@ class Board:
         self._writer = writer
         self._owner = owner
         self._handed_before = dict(opening.handed_over)
-        meta = opening.meta
-        self._frontiers = {
-            channel: Frontier(meta.marks[channel].frontier, meta.marks[channel].settled)
-            if meta is not None and channel in meta.marks
-            else Frontier(start)
-            for channel, start in starts.items()
-        }
+        marks = opening.meta.marks if opening.meta is not None else {}
+        self._frontiers = {channel: _frontier(start, marks.get(channel)) for channel, start in starts.items()}
         self.in_memory = 0
         self.in_memory_bytes = 0
         self.handed_over: dict[Channel, int] = {}
@@ -114,8 +109,9 @@ class Board:
         self._ready: deque[Work] = deque()
         self._behind_commit: list[Work] = []
         self._resting: DueHeap[Work] = DueHeap()
-        self._retries: DueHeap[Record] = DueHeap()
+        self._retries: DueHeap[Record] = DueHeap(rules.max_retries_waiting)
         self._settled: list[Settlement] = []
+        self._moved = False
         self._in_hand = EffectsInHand()
         self._full_lanes: set[str] = set()
         for lane in opening.lanes_with_parked:
@@ -148,6 +144,11 @@ class Board:
                 arrived.append(record)
         self._enter(arrived)
 
+    def reached(self, channel: Channel, position: int) -> None:
+        """The end of a channel was read: nothing lies between its last record and `position`."""
+        if self._frontiers[channel].reach(position):
+            self._moved = True
+
     def tick(self, now_ms: int) -> None:
         """Let in what has become due: retries, and lanes that rested."""
         due = self._retries.pop_due(now_ms, self._rules.max_retries_waiting)
@@ -167,7 +168,7 @@ class Board:
         """Channels that must not be read now, and why. Retries and commands outlive any bound."""
         found = {}
         rules = self._rules
-        if len(self._retries) >= rules.max_retries_waiting:
+        if self._retries.full:
             found[Channel.RETRY] = f"{len(self._retries)} retries wait for their time"
         if self._ledger.open_cases >= rules.max_open_cases:
             found[Channel.SOURCE] = f"{self._ledger.open_cases} open cases"
@@ -211,9 +212,16 @@ class Board:
                     self.handed_over[record.channel] = record.offset
         return runs
 
-    def settle(self, run: Run, now_ms: int) -> None:
-        """Take a run back: settle what was started, keep the rest for later."""
-        work = self._lanes[run.lane]
+    def settle(self, run: Run, now_ms: int) -> bool:
+        """Take a run back: settle what was started, keep the rest for later.
+
+        Returns:
+            False when this run is not out: it was taken back before, or belongs to another epoch.
+            Nothing changed then.
+        """
+        work = self._lanes.get(run.lane)
+        if work is None or work.run is not run or run.epoch != self._epoch:
+            return False
         work.run = None
         rest = run.unstarted()
         for record, outcome in zip(run.records, run.outcomes, strict=False):
@@ -230,13 +238,21 @@ class Board:
             self._release_effect(record.effect_key)
         work.waiting.extendleft(record for record in reversed(rest) if not record.parked)
         self._wake(work)
+        return True
+
+    def abandon(self, run: Run) -> None:
+        """A run came back after this ownership was over: nothing of it counts any more."""
+        work = self._lanes.get(run.lane)
+        if work is not None and work.run is run:
+            work.run = None
 
     # -- what becomes durable
 
     def cut(self, now_ms: int) -> Cut | None:
         """Take the settlements since the last cut, with the frontiers they lead to."""
-        if not self._settled:
+        if not (self._settled or self._moved):
             return None
+        self._moved = False
         cut = Cut(self._cycle, self._settled, self.meta(now_ms))
         self._settled = []
         self._cycle += 1
@@ -272,6 +288,16 @@ class Board:
     def running(self) -> int:
         """Runs that are out with handlers."""
         return sum(1 for work in self._lanes.values() if work.run is not None)
+
+    @property
+    def parked(self) -> int:
+        """Followers stored in the ledger."""
+        return self._ledger.parked_records
+
+    @property
+    def open_cases(self) -> int:
+        """Cases a person has to decide."""
+        return self._ledger.open_cases
 
     @property
     def retries_waiting(self) -> int:
@@ -528,3 +554,14 @@ class Board:
         for record in followers:
             record.redelivered = record.offset <= self._handed_before.get(Channel.SOURCE, -1)
         return followers
+
+
+def _frontier(start: int, mark: ChannelMark | None) -> Frontier:
+    """Where a channel stands: as the ledger says, unless reading starts beyond that.
+
+    An operator may have moved the group's offset forward; what lies between is theirs to answer for.
+    """
+    if mark is None or start > mark.frontier:
+        above = mark.settled if mark is not None else ()
+        return Frontier(start, tuple((max(first, start), end) for first, end in above if end > start))
+    return Frontier(mark.frontier, mark.settled)

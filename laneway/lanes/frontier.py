@@ -76,6 +76,19 @@ class Frontier:
             self._move(self._position)
         return Seen.NEW
 
+    def reach(self, position: int) -> bool:
+        """The reader stands at `position` and nothing lies between it and the last seen offset.
+
+        So a commit can pass what holds no record: the markers of transactions, a compacted end.
+
+        Returns:
+            Whether the position moved.
+        """
+        if position <= self._position:
+            return False
+        self._move(position)
+        return True
+
     def settle(self, offset: int) -> None:
         """Note that the outcome of a NEW offset is durable.
 

@@ -169,6 +169,10 @@ class Ledger(LedgerReads):
         self._store.write(changes)
         return keys
 
+    def clear_outbox(self, keys: Sequence[bytes]) -> None:
+        """Forget published forwards, unsynced; see `LedgerStore.clear_outbox`."""
+        self._store.write([(key, None) for key in keys])
+
     def sync(self) -> None:
         """Make durable all that was applied before this call. From any thread."""
         self._store.sync()

@@ -159,6 +159,16 @@ class MemoryLedger:
         self._write(step)
         return [_outbox_key(counter) for counter, _ in numbered]
 
+    def clear_outbox(self, keys: Sequence[bytes]) -> None:
+        """Forget published forwards, unsynced; see `LedgerStore.clear_outbox`."""
+        gone = [_counter(key) for key in keys]
+
+        def step(state: _State) -> None:
+            for counter in gone:
+                state.outbox.pop(counter, None)
+
+        self._write(step)
+
     def sync(self) -> None:
         """Make durable all that was applied before this call."""
         with self._lock:

@@ -92,6 +92,10 @@ class LedgerStore(LedgerReading, Protocol):
         """
         ...
 
+    def clear_outbox(self, keys: Sequence[bytes]) -> None:
+        """Forget published forwards, unsynced: losing this only sends them again, with the same ids."""
+        ...
+
     def sync(self) -> None:
         """Make durable all that was applied before this call. From any thread; releases the GIL.
 

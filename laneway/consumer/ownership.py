@@ -1,0 +1,351 @@
+"""Ownership: what happens when partitions come and go.
+
+The group subscribes to the sources only; the retry and commands partitions are added here to each
+source partition, so they always live together whatever the assignor did.
+
+    assign   bump the epoch, note where reading starts, keep everything paused, return
+    open     off the owner thread: the ledger, waiting while another process holds its lock
+    live     build the board, take the outbox back, resume
+    revoke   let what runs finish and settle, close the ledger, let go
+    lost     the same, but nothing is published or committed any more
+    linger   a handler is still running in a partition that has gone: its ledger stays open, and with
+             it the lock, until the handler ends; in `local` mode that lock is the only fence
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor, Future
+from typing import Final, TypeVar
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
+
+from laneway.consumer.kafka_errors import kafka_errors
+from laneway.consumer.partition import Partition, State, Unpublished
+from laneway.consumer.topics import TopicNames
+from laneway.errors import LanewayError, LedgerLockedError, RefusedError, UnreachableError
+from laneway.lanes.board import Board
+from laneway.lanes.forward import Home
+from laneway.lanes.record import Channel
+from laneway.lanes.view import Opening
+from laneway.store.ledger import Ledger
+from laneway.store.state_dir import StateDir
+
+log = logging.getLogger("laneway")
+
+ASK_TIMEOUT_S: Final = 10.0
+ASK_FOR_S: Final = 30.0
+LOCK_POLL_S: Final = 0.05
+LOCK_NOTICE_S: Final = 5.0
+
+_T = TypeVar("_T")
+Opened = tuple[Ledger, Opening]
+BuildBoard = Callable[[Partition, Ledger, Opening], Board]
+Leave = Callable[[Sequence[Partition], bool], None]
+"""(partitions that leave, whether they are lost): drains them, before the callback returns."""
+
+
+class Ownership:
+    """The partitions of this process. Belongs to the owner thread, which the callbacks run on.
+
+    Args:
+        names: the companion topics by source.
+        incremental: the group protocol hands partitions over one by one.
+        start: where a group without a commit begins: "earliest", "latest" or epoch ms.
+        accept_empty_ledger: go on although offsets are committed and the ledger is not here.
+    """
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        group: str,
+        names: dict[str, TopicNames],
+        state_dir: StateDir,
+        executor: Executor,
+        build_board: BuildBoard,
+        leave: Leave,
+        notice: Callable[[], None],
+        *,
+        incremental: bool,
+        start: str | int,
+        accept_empty_ledger: bool,
+    ) -> None:
+        self._consumer = consumer
+        self._group = group
+        self._names = names
+        self._state_dir = state_dir
+        self._executor = executor
+        self._build_board = build_board
+        self._leave = leave
+        self._notice = notice
+        self._incremental = incremental
+        self._start = start
+        self._accept_empty_ledger = accept_empty_ledger
+        self._epoch = 0
+        self._owned: dict[tuple[str, int], Partition] = {}
+        self._places: dict[tuple[str, int], tuple[Partition, Channel]] = {}
+        self._opening: dict[Partition, Future[Opened]] = {}
+        self._lingering: list[Partition] = []
+        self._failure: LanewayError | None = None
+
+    # -- what the owner asks
+
+    def subscribe(self) -> None:
+        """Join the group."""
+        with kafka_errors("subscribe"):
+            self._consumer.subscribe(
+                list(self._names),
+                on_assign=self._on_assign,
+                on_revoke=self._on_revoke,
+                on_lost=self._on_lost,
+            )
+
+    def find(self, topic: str | None, number: int | None) -> tuple[Partition, Channel] | None:
+        """Whose position this is now; None when nobody's here."""
+        return self._places.get((topic, number))  # type: ignore[arg-type]
+
+    def live(self) -> list[Partition]:
+        """The partitions that read and run."""
+        return [partition for partition in self._owned.values() if partition.state is State.LIVE]
+
+    def owned(self) -> list[Partition]:
+        """All partitions assigned now, in whatever state."""
+        return list(self._owned.values())
+
+    @property
+    def lingering(self) -> list[Partition]:
+        """Partitions that have gone while a handler of theirs still runs."""
+        return self._lingering
+
+    def failure(self) -> LanewayError | None:
+        """The first thing that stops a partition for good, or None."""
+        if self._failure is not None:
+            return self._failure
+        return next((p.failure for p in self._owned.values() if p.failure is not None), None)
+
+    def advance(self) -> None:
+        """Take partitions live whose ledgers have been opened."""
+        for partition, future in list(self._opening.items()):
+            if not future.done():
+                continue
+            del self._opening[partition]
+            error = future.exception()
+            if partition.state is State.CLOSED:
+                if error is None:
+                    future.result()[0].close()
+            elif error is None:
+                self._go_live(partition, *future.result())
+            elif isinstance(error, LanewayError):
+                partition.failure = error
+            else:
+                raise error
+
+    def let_go(self, partition: Partition) -> None:
+        """A partition is over: close its ledger, unless a handler still runs in it."""
+        partition.state = State.CLOSED
+        if partition.board is not None and partition.board.running:
+            self._lingering.append(partition)
+        elif partition.ledger is not None:
+            partition.ledger.close()
+            partition.ledger = None
+
+    def tidy(self) -> None:
+        """Close the ledgers of partitions whose last handler has ended."""
+        for partition in list(self._lingering):
+            if partition.board is None or not partition.board.running:
+                self._lingering.remove(partition)
+                if partition.ledger is not None:
+                    partition.ledger.close()
+                    partition.ledger = None
+
+    # -- callbacks; they run inside poll
+
+    def _on_assign(self, _: Consumer, assigned: list[TopicPartition]) -> None:
+        sources = [(tp.topic, tp.partition) for tp in assigned if tp.topic in self._names]
+        try:
+            partitions = self._found(sources)
+        except LanewayError as error:
+            # The worker ends on it; the assignment is taken without positions so that it can leave.
+            self._failure = error
+            return
+        union = [position for partition in partitions for position in _positions(partition)]
+        with kafka_errors("assign"):
+            if self._incremental:
+                self._consumer.incremental_assign(union)
+            else:
+                self._consumer.assign(union)
+            if union:
+                self._consumer.pause(union)
+        for partition in partitions:
+            self._owned[partition.topic, partition.partition] = partition
+            for channel in Channel:
+                self._places[partition.topic_of(channel), partition.partition] = (partition, channel)
+            self._opening[partition] = self._executor.submit(self._open, partition)
+            self._opening[partition].add_done_callback(lambda _: self._notice())
+        log.info("assigned: %s", ", ".join(map(str, partitions)) or "nothing")
+
+    def _on_revoke(self, _: Consumer, revoked: list[TopicPartition]) -> None:
+        self._give_up(revoked, lost=False)
+
+    def _on_lost(self, _: Consumer, lost: list[TopicPartition]) -> None:
+        log.warning("partitions were lost: the group went on without this worker")
+        self._give_up(lost, lost=True)
+
+    def _give_up(self, positions: Iterable[TopicPartition], *, lost: bool) -> None:
+        going = [
+            partition
+            for tp in positions
+            if (partition := self._owned.get((tp.topic, tp.partition))) is not None
+        ]
+        try:
+            self._leave(going, lost)
+        except LanewayError as error:
+            self._failure = error
+        for partition in going:
+            del self._owned[partition.topic, partition.partition]
+            for channel in Channel:
+                self._places.pop((partition.topic_of(channel), partition.partition), None)
+            if partition.state is not State.CLOSED:
+                self.let_go(partition)
+        union = [position for partition in going for position in _positions(partition)]
+        with kafka_errors("revoke"):
+            if self._incremental:
+                self._consumer.incremental_unassign(union)
+            else:
+                self._consumer.unassign()
+        log.info("%s: %s", "lost" if lost else "revoked", ", ".join(map(str, going)) or "nothing")
+
+    # -- positions
+
+    def _found(self, sources: Sequence[tuple[str, int]]) -> list[Partition]:
+        """New ownerships, each with the offsets that its channels start at."""
+        wanted = [
+            TopicPartition(topic, number)
+            for source, number in sources
+            for topic in (source, self._names[source].retry)
+        ]
+        committed = self._committed(wanted)
+        found = []
+        for source, number in sources:
+            names = self._names[source]
+            own = {
+                Channel.SOURCE: committed.get((source, number)),
+                Channel.RETRY: committed.get((names.retry, number)),
+            }
+            starts = {
+                Channel.SOURCE: self._source_start(source, number, own[Channel.SOURCE]),
+                Channel.RETRY: self._retry_start(names.retry, number, own[Channel.RETRY]),
+            }
+            self._epoch += 1
+            home = Home(self._group, source, number)
+            found.append(Partition(home, names, self._epoch, starts, own))
+        return found
+
+    def _committed(self, wanted: list[TopicPartition]) -> dict[tuple[str, int], int]:
+        answers = self._ask(lambda: self._consumer.committed(wanted, timeout=ASK_TIMEOUT_S)) if wanted else []
+        return {(tp.topic, tp.partition): tp.offset for tp in answers if tp.offset >= 0}
+
+    def _source_start(self, topic: str, number: int, committed: int | None) -> int:
+        low, high = self._watermarks(topic, number)
+        if committed is None:
+            return self._first_start(topic, number, low, high)
+        if committed < low:
+            raise RefusedError(
+                f"the group has committed offset {committed} and the log begins at {low}: "
+                f"{low - committed} positions are gone unread",
+                where=f"{topic}-{number}",
+                mend="find out what they held; then set the group's offset to the log's start on purpose",
+            )
+        return committed
+
+    def _first_start(self, topic: str, number: int, low: int, high: int) -> int:
+        if self._start == "earliest":
+            return low
+        if self._start == "latest":
+            return high
+        asked = [TopicPartition(topic, number, int(self._start))]
+        answer = self._ask(lambda: self._consumer.offsets_for_times(asked, timeout=ASK_TIMEOUT_S))
+        return answer[0].offset if answer[0].offset >= 0 else high
+
+    def _retry_start(self, topic: str, number: int, committed: int | None) -> int:
+        low, _ = self._watermarks(topic, number)
+        # No position means the beginning: old copies are recognised by their attempt.
+        if committed is not None and committed < low:
+            log.warning("%s-%d: retention took %d retry positions unread", topic, number, low - committed)
+        return low if committed is None else max(committed, low)
+
+    def _watermarks(self, topic: str, number: int) -> tuple[int, int]:
+        asked = TopicPartition(topic, number)
+        return self._ask(lambda: self._consumer.get_watermark_offsets(asked, timeout=ASK_TIMEOUT_S))
+
+    def _ask(self, question: Callable[[], _T]) -> _T:
+        """Ask the cluster inside a rebalance, again while it does not answer."""
+        deadline = time.monotonic() + ASK_FOR_S
+        while True:
+            try:
+                with kafka_errors("assign"):
+                    return question()
+            except UnreachableError:
+                if time.monotonic() > deadline:
+                    raise
+
+    # -- opening, off the owner thread
+
+    def _open(self, partition: Partition) -> Opened:
+        exists = self._state_dir.exists(partition.topic, partition.partition)
+        committed = partition.committed[Channel.SOURCE]
+        if committed is not None and not exists and not self._accept_empty_ledger:
+            raise RefusedError(
+                f"the group has committed offset {committed} and its ledger is not in this state directory: "
+                "without it nobody knows which effects have happened",
+                where=f"{partition}, {self._state_dir.path}",
+                mend="run on the machine (or volume) that has the ledger; or, if effects may be repeated "
+                "and lanes may begin anew, start with --accept-empty-ledger",
+            )
+        waiting_since = time.monotonic()
+        told = False
+        while True:
+            try:
+                ledger = self._state_dir.open_store(partition.topic, partition.partition)
+                break
+            except LedgerLockedError:
+                if partition.state is State.CLOSED:
+                    raise
+                if not told and time.monotonic() - waiting_since > LOCK_NOTICE_S:
+                    told = True
+                    log.warning("%s: another worker still holds the ledger; waiting, paused", partition)
+                time.sleep(LOCK_POLL_S)
+        try:
+            return ledger, ledger.opening()
+        except BaseException:
+            ledger.close()
+            raise
+
+    def _go_live(self, partition: Partition, ledger: Ledger, opening: Opening) -> None:
+        partition.ledger = ledger
+        partition.board = self._build_board(partition, ledger, opening)
+        marks = opening.meta.marks if opening.meta is not None else {}
+        for channel, start in partition.starts.items():
+            mark = marks.get(channel)
+            partition.durable[channel] = start if mark is None else max(start, mark.frontier)
+        partition.outbox = {key: Unpublished(forward) for key, forward in opening.outbox}
+        partition.state = State.LIVE
+        live = [
+            TopicPartition(partition.topic_of(channel), partition.partition) for channel in partition.starts
+        ]
+        with kafka_errors(str(partition)):
+            self._consumer.resume(live)
+        log.info("%s: live from offset %d", partition, partition.starts[Channel.SOURCE])
+
+
+def _positions(partition: Partition) -> list[TopicPartition]:
+    """The three that live together. Commands stay paused and uncommitted in this release."""
+    number = partition.partition
+    starts = partition.starts
+    return [
+        TopicPartition(partition.topic, number, starts[Channel.SOURCE]),
+        TopicPartition(partition.names.retry, number, starts[Channel.RETRY]),
+        TopicPartition(partition.names.commands, number, OFFSET_BEGINNING),
+    ]

@@ -1,0 +1,135 @@
+"""Settling: one truth, one follower, as a plain list of steps over a cycle.
+
+A cycle is a value: what each partition settled since the last one, its forwards, its offsets.
+The strategy names the truth: `local_truth` has the ledger first and Kafka after it. The settler
+only walks the strategy's steps, one cycle at a time, and never waits: a step that needs the
+disk or the broker says "not yet" and is asked again, so the owner goes on reading meanwhile.
+
+Nothing here imports Kafka or RocksDB; the simulation drives the same code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from laneway.consumer.partition import Partition, State
+from laneway.lanes.board import Cut
+
+
+class PartCycle:
+    """One partition's share of a cycle. `cut` is None when only old debts to Kafka are paid."""
+
+    __slots__ = ("cut", "partition")
+
+    def __init__(self, partition: Partition, cut: Cut | None) -> None:
+        self.partition = partition
+        self.cut = cut
+
+
+class Cycle:
+    """What becomes durable together.
+
+    Attributes:
+        parts: shares of the partitions; one whose ledger fails is taken out.
+        now_ms: the time, as the settler was last told.
+        since_ms: when the step now running began.
+    """
+
+    __slots__ = ("now_ms", "number", "parts", "since_ms")
+
+    def __init__(self, number: int, parts: list[PartCycle], now_ms: int) -> None:
+        self.number = number
+        self.parts = parts
+        self.now_ms = now_ms
+        self.since_ms = now_ms
+
+
+class Step(Protocol):
+    """One act of a cycle. Returns False when it has to be called again before the next may start."""
+
+    def __call__(self, cycle: Cycle) -> bool:
+        """Do, or go on doing, this step."""
+        ...
+
+
+class Strategy(Protocol):
+    """Which steps make a cycle durable, in which order."""
+
+    @property
+    def steps(self) -> Sequence[tuple[str, Step]]:
+        """Named steps. The name is also the crash point right behind the step."""
+        ...
+
+
+CrashPoint = Callable[[str], None]
+"""Called with the name of each step that is done; tests arm it to end the process there."""
+
+
+def no_crash(_: str) -> None:
+    """The crash point of every real run."""
+
+
+class Settler:
+    """Walks cycles through a strategy.
+
+    Args:
+        max_ms: age at which settlements are cut into a cycle.
+        max_records: their number at which they are cut at once.
+    """
+
+    def __init__(
+        self, strategy: Strategy, *, max_ms: int, max_records: int, crash_point: CrashPoint = no_crash
+    ) -> None:
+        self._steps = strategy.steps
+        self._max_ms = max_ms
+        self._max_records = max_records
+        self._crash_point = crash_point
+        self._cycle: Cycle | None = None
+        self._step = 0
+        self._number = 0
+        self._cut_ms = 0
+
+    def advance(self, partitions: Iterable[Partition], now_ms: int, *, urgent: bool = False) -> None:
+        """Walk on as far as the steps go without waiting; begin a cycle when one is due.
+
+        Args:
+            urgent: do not wait for the cycle's age; a partition is leaving.
+        """
+        if self._cycle is None:
+            self._begin(partitions, now_ms, urgent)
+        while self._cycle is not None:
+            name, step = self._steps[self._step]
+            self._cycle.now_ms = now_ms
+            if not step(self._cycle):
+                return
+            self._crash_point(name)
+            self._step += 1
+            self._cycle.since_ms = now_ms
+            if self._step == len(self._steps):
+                self._cycle = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether no cycle is under way."""
+        return self._cycle is None
+
+    def _begin(self, partitions: Iterable[Partition], now_ms: int, urgent: bool) -> None:
+        owned = [p for p in partitions if p.board is not None and p.state is not State.CLOSED]
+        pending = sum(p.board.pending for p in owned if p.board is not None)
+        old = now_ms - self._cut_ms >= self._max_ms or now_ms < self._cut_ms
+        if not (urgent or old or pending >= self._max_records):
+            return
+        parts = []
+        for partition in owned:
+            if partition.board is None or partition.failure is not None:
+                continue
+            cut = partition.board.cut(now_ms)
+            if cut is not None or (partition.is_behind() and not partition.lost):
+                parts.append(PartCycle(partition, cut))
+        self._cut_ms = now_ms
+        if parts:
+            self._number += 1
+            self._cycle = Cycle(self._number, parts, now_ms)
+            self._step = 0
+            self._crash_point("cut")

@@ -1,0 +1,391 @@
+"""The worker: one owner thread that drives a record along its route, turn by turn.
+
+    take finished runs ─► poll and admit ─► judge and hand out ─► settle ─► look around ─► wait
+
+Everything that decides is elsewhere; this is the order in which they are asked, how a partition
+leaves, and how the process ends. The poll loop never waits for a handler.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import uuid
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from confluent_kafka import KafkaException, TopicPartition
+
+from laneway.consumer import kafka
+from laneway.consumer.intake import Intake
+from laneway.consumer.journal import Journal
+from laneway.consumer.kafka_errors import ErrorClass, classify
+from laneway.consumer.local_truth import LocalTruth
+from laneway.consumer.ownership import Ownership
+from laneway.consumer.partition import Partition, State
+from laneway.consumer.publisher import Publisher
+from laneway.consumer.rules import envelope_of, rules_of, temporary_of
+from laneway.consumer.settings import Settings
+from laneway.consumer.settler import CrashPoint, Settler, no_crash
+from laneway.consumer.topics import TopicNames
+from laneway.consumer.workers import Workers
+from laneway.errors import IncompleteError, LanewayError, RefusedError
+from laneway.lanes.board import Board
+from laneway.lanes.run import Run
+from laneway.lanes.view import Opening
+from laneway.pipeline import Pipeline
+from laneway.store.files import free_bytes
+from laneway.store.ledger import Ledger
+from laneway.store.state_dir import StateDir
+
+log = logging.getLogger("laneway")
+
+IDLE_POLL_S: Final = 0.05
+BUSY_WAIT_S: Final = 0.005
+REVOKE_SHARE: Final = 5
+"""A revoke may spend this share (one fifth) of max.poll.interval on letting handlers finish."""
+LOST_BUDGET_S: Final = 5.0
+CLOSE_S: Final = 10.0
+EXPIRE_EVERY_MS: Final = 1000
+EXPIRE_AT_ONCE: Final = 1000
+SHAPE_EVERY_S: Final = 30.0
+DEFAULT_MAX_POLL_MS: Final = 300_000
+
+
+class Worker:
+    """One process of the group.
+
+    Args:
+        names: the companion topics by source, already checked.
+        max_message_bytes: of the largest topic it writes to.
+        drain_timeout_s: how long a stop waits for what runs.
+        crash_point: for tests that end the process at a named step.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        pipeline: Pipeline[object],
+        *,
+        names: dict[str, TopicNames],
+        partitions: dict[str, int],
+        state_dir: StateDir,
+        journal: Journal,
+        max_message_bytes: int | None = None,
+        drain_timeout_s: float = 25.0,
+        accept_empty_ledger: bool = False,
+        crash_point: CrashPoint = no_crash,
+    ) -> None:
+        self._settings = settings
+        self._names = names
+        self._partitions = partitions
+        self._state_dir = state_dir
+        self._journal = journal
+        self._drain_timeout_s = drain_timeout_s
+        self._writer = uuid.uuid4().hex
+        self._stop = threading.Event()
+        self._rules = rules_of(settings)
+        self._envelopes = {
+            source: envelope_of(settings, source, pipeline.decode) for source in settings.sources
+        }
+        lanes = settings.lanes
+        processor = pipeline.compile(temporary_of(settings))
+        self._workers = Workers(
+            processor.process, threads=lanes.workers, timeout_ms=lanes.handler_timeout_ms, clock=steady_ms
+        )
+        self._consumer = kafka.new_consumer(settings, partition_eof=True)
+        self._publisher = Publisher(kafka.new_producer(settings, max_message_bytes=max_message_bytes))
+        self._executor = ThreadPoolExecutor(8, thread_name_prefix="laneway-io")
+        self._settler = Settler(
+            LocalTruth(
+                publisher=self._publisher,
+                commit=self._commit,
+                journal=journal,
+                executor=self._executor,
+                notice=self._workers.nudge,
+            ),
+            max_ms=settings.cycle.max_ms,
+            max_records=settings.cycle.max_records,
+            crash_point=crash_point,
+        )
+        self._ownership = Ownership(
+            self._consumer,
+            settings.group,
+            names,
+            state_dir,
+            self._executor,
+            self._build_board,
+            self._leave,
+            self._workers.nudge,
+            incremental=settings.group_protocol == "consumer",
+            start=settings.start,
+            accept_empty_ledger=accept_empty_ledger,
+        )
+        self._intake = Intake(
+            self._consumer,
+            self._ownership,
+            journal,
+            self._envelopes,
+            max_records=lanes.max_in_flight,
+            max_bytes=lanes.max_in_flight_bytes,
+            longest_delay_ms=max(self._rules.delays_ms, default=0),
+            is_low_on_disk=lambda: free_bytes(state_dir.path) < settings.ledger.min_free_bytes,
+        )
+        max_poll_ms = int(settings.kafka.get("max.poll.interval.ms", DEFAULT_MAX_POLL_MS))
+        self._revoke_budget_s = max_poll_ms / REVOKE_SHARE / 1000
+        self._expired_ms = 0
+        self._overdue: set[int] = set()
+        self._shape: LanewayError | None = None
+
+    def request_stop(self) -> None:
+        """Stop intake, finish what runs, settle, leave. From any thread or a signal handler."""
+        self._stop.set()
+        self._workers.nudge()
+
+    def run(self) -> None:
+        """Work until stopped.
+
+        Raises:
+            IncompleteError: stopped, and the drain deadline passed with a handler still running.
+            LanewayError: something ended a partition; the others were drained.
+        """
+        shape = threading.Thread(target=self._watch_shape, name="laneway-shape", daemon=True)
+        shape.start()
+        failure: LanewayError | None = None
+        try:
+            self._ownership.subscribe()
+            while not self._stop.is_set() and failure is None:
+                self._turn()
+                failure = self._ownership.failure() or self._shape
+        except LanewayError as error:
+            failure = error
+        self._stop.set()
+        if failure is not None:
+            log.error("stopping: %s", failure)
+        drained = self._drain(self._ownership.owned(), self._drain_timeout_s)
+        self._close()
+        if failure is not None:
+            raise failure
+        if not drained:
+            raise IncompleteError(
+                f"handlers were still running when the drain deadline of {self._drain_timeout_s:g} s passed",
+                mend="their records come again, marked redelivered; raise --drain-timeout if that is normal",
+            )
+
+    # -- a turn
+
+    def _turn(self) -> None:
+        now_ms = wall_ms()
+        self._ownership.advance()
+        finished = self._take_finished(now_ms)
+        waiting = bool(self._workers.in_hand or not self._settler.idle)
+        polled = self._intake.poll(0 if waiting or finished else self._idle_s(now_ms), now_ms)
+        handed = self._hand_out(wall_ms())
+        self._settler.advance(self._ownership.owned(), wall_ms())
+        self._look_around(now_ms)
+        if not (polled or handed) and (self._workers.in_hand or not self._settler.idle):
+            self._workers.wait(BUSY_WAIT_S)
+
+    def _idle_s(self, now_ms: int) -> float:
+        """How long a poll may block: never past a retry's time or a cycle's age."""
+        wait_s = IDLE_POLL_S
+        for partition in self._ownership.live():
+            assert partition.board is not None
+            if partition.board.pending:
+                wait_s = min(wait_s, BUSY_WAIT_S)
+            due_ms = partition.board.next_due_ms
+            if due_ms is not None:
+                wait_s = min(wait_s, max(0, due_ms - now_ms) / 1000)
+        return wait_s
+
+    def _take_finished(self, now_ms: int) -> int:
+        runs = self._workers.finished()
+        for run in runs:
+            partition = run.owner
+            assert isinstance(partition, Partition) and partition.board is not None
+            gone = partition.state is State.CLOSED
+            if not gone and partition.board.settle(run, now_ms):
+                continue
+            started = run.records[: len(run.outcomes)]
+            self._journal.refused(partition, started, "old-epoch" if gone else "second-completion")
+            if gone:
+                partition.board.abandon(run)
+        if self._ownership.lingering:
+            self._ownership.tidy()
+        return len(runs)
+
+    def _hand_out(self, now_ms: int) -> int:
+        """Judge what is ready, journal it, note the hand-over, and give it to the workers."""
+        if self._is_behind():
+            return 0
+        all_runs: list[Run] = []
+        for partition in self._ownership.live():
+            board, ledger = partition.board, partition.ledger
+            assert board is not None and ledger is not None
+            board.tick(now_ms)
+            runs = board.next_runs(self._settings.lanes.max_in_flight, now_ms)
+            if not runs:
+                continue
+            for run in runs:
+                if run.records[0].parked:
+                    self._journal.released(partition, run.records)
+                self._journal.running(partition, run.records)
+            ledger.note_handed_over(board.handed_over)
+            all_runs += runs
+        if all_runs:
+            # Before the handlers start: whoever reads the journal after a crash knows what was in hand.
+            self._journal.flush()
+            self._workers.submit(all_runs)
+        return len(all_runs)
+
+    def _is_behind(self) -> bool:
+        """More is settled than commits can follow: a coordinator or a disk that does not answer."""
+        owed = sum(len(p.unacked) + (p.board.pending if p.board else 0) for p in self._ownership.live())
+        return owed > 4 * max(self._settings.cycle.max_records, self._settings.lanes.max_in_flight)
+
+    def _look_around(self, now_ms: int) -> None:
+        if now_ms - self._expired_ms >= EXPIRE_EVERY_MS:
+            self._expired_ms = now_ms
+            for partition in self._ownership.live():
+                if partition.ledger is not None:
+                    partition.ledger.expire(now_ms - self._settings.ledger.retention_ms, EXPIRE_AT_ONCE)
+            self._report_overdue()
+
+    def _report_overdue(self) -> None:
+        late = self._workers.overdue(steady_ms())
+        for run in late:
+            if id(run) not in self._overdue:
+                record = run.records[len(run.outcomes)]
+                log.error(
+                    "%s: the handler is over lanes.handler_timeout_ms (%d ms) with offset %d, effect %r; "
+                    "its lane waits, other lanes go on",
+                    run.owner,
+                    self._settings.lanes.handler_timeout_ms,
+                    record.offset,
+                    record.effect_key,
+                )
+        self._overdue = {id(run) for run in late}
+        for run in late:
+            if isinstance(run.owner, Partition) and run.owner.state is State.CLOSED:
+                log.critical(
+                    "%s: a handler outlived its timeout and its partition; ending the process so that no two "
+                    "owners run one lane (lanes.on_overdue)",
+                    run.owner,
+                )
+                self._journal.flush()
+                os._exit(1)
+
+    # -- leaving
+
+    def _leave(self, going: Sequence[Partition], lost: bool) -> None:
+        """A rebalance takes partitions away. Runs inside poll, on the owner thread."""
+        for partition in going:
+            partition.lost = lost
+        self._drain(going, LOST_BUDGET_S if lost else self._revoke_budget_s)
+
+    def _drain(self, going: Sequence[Partition], budget_s: float) -> bool:
+        """Let what runs finish, and settle it; start nothing. Returns whether all of it ended."""
+        going = [partition for partition in going if partition.state is not State.CLOSED]
+        for partition in going:
+            if partition.board is not None:
+                partition.state = State.DRAINING
+                partition.board.stop()
+        deadline = time.monotonic() + budget_s
+        while True:
+            now_ms = wall_ms()
+            self._take_finished(now_ms)
+            self._settler.advance(self._ownership.owned(), now_ms, urgent=True)
+            running = any(p.board is not None and p.board.running for p in going)
+            settled = self._settler.idle and not any(
+                p.board is not None and p.failure is None and (p.board.pending or self._owes(p))
+                for p in going
+            )
+            if not running and settled:
+                break
+            if time.monotonic() > deadline:
+                break
+            self._workers.wait(BUSY_WAIT_S)
+        for partition in going:
+            self._ownership.let_go(partition)
+        return not self._ownership.lingering
+
+    @staticmethod
+    def _owes(partition: Partition) -> bool:
+        """Whether waiting a little longer would let Kafka follow the ledger."""
+        return not partition.lost and partition.is_behind()
+
+    def _close(self) -> None:
+        """Leave the group and end every thread, each within a bound: brokers may be down."""
+        leaving = threading.Thread(target=self._consumer.close, name="laneway-close", daemon=True)
+        leaving.start()
+        leaving.join(CLOSE_S)
+        if leaving.is_alive():
+            log.warning(
+                "the group did not answer the goodbye within %g s; the session will time out", CLOSE_S
+            )
+        self._publisher.close(CLOSE_S / 2)
+        self._workers.stop(0.1)
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        self._journal.close()
+
+    # -- ports
+
+    def _build_board(self, partition: Partition, ledger: Ledger, opening: Opening) -> Board:
+        return Board(
+            partition.home,
+            self._rules,
+            self._envelopes[partition.topic],
+            ledger,
+            opening,
+            epoch=partition.epoch,
+            writer=self._writer,
+            starts=partition.starts,
+            owner=partition,
+        )
+
+    def _commit(self, offsets: Sequence[tuple[str, int, int, str]]) -> set[tuple[str, int]]:
+        """Commit and read the answer; on an executor thread."""
+        wanted = [TopicPartition(topic, number, offset, note) for topic, number, offset, note in offsets]
+        try:
+            answers = self._consumer.commit(offsets=wanted, asynchronous=False)
+        except KafkaException as error:
+            reason = error.args[0]
+            if classify(reason) is not ErrorClass.NOT_COMMITTED:
+                log.warning("offsets are not committed yet: %s", reason.str())
+            return set()
+        except RuntimeError:
+            return set()  # the consumer was closed meanwhile
+        return {(tp.topic, tp.partition) for tp in answers or () if tp.error is None}
+
+    def _watch_shape(self) -> None:
+        """A source that grew would send keys to other partitions than their lanes: stop at once."""
+        while not self._stop.wait(SHAPE_EVERY_S):
+            for source, expected in self._partitions.items():
+                try:
+                    found = len(self._consumer.list_topics(source, timeout=CLOSE_S).topics[source].partitions)
+                except (KafkaException, KeyError, RuntimeError):
+                    continue
+                if found not in (0, expected):
+                    self._shape = RefusedError(
+                        f"the topic had {expected} partitions when this worker started and has {found} now, "
+                        "so keys may have moved to partitions that do not hold their lanes",
+                        where=source,
+                        mend="read docs/operations/partition-count.md before starting again",
+                    )
+                    self._workers.nudge()
+
+
+def wall_ms() -> int:
+    """Epoch milliseconds, as other machines see them: for due times and for what people read."""
+    return time.time_ns() // 1_000_000
+
+
+_STEADY_BASE_MS: Final = wall_ms() - time.monotonic_ns() // 1_000_000
+
+
+def steady_ms() -> int:
+    """Epoch milliseconds that never jump: a corrected wall clock must not make handlers overdue."""
+    return _STEADY_BASE_MS + time.monotonic_ns() // 1_000_000

@@ -18,6 +18,7 @@ import typer
 
 from laneway.cli import config, topics
 from laneway.cli.output import say
+from laneway.cli.run import run
 from laneway.errors import LanewayError
 
 INTERRUPTED = 130
@@ -34,6 +35,10 @@ app = typer.Typer(
 )
 
 # One line per command or group of commands, in the order of `laneway --help`.
+app.command(
+    name="run",
+    epilog="Example: laneway run ./reminders.py:pipeline -c laneway.toml --journal journal.ndjson",
+)(run)
 app.add_typer(topics.app, name="topics")
 app.add_typer(config.app, name="config")
 

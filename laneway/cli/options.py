@@ -7,7 +7,7 @@ something calls `confirm` before it does.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -45,18 +45,21 @@ def load_settings(
     group: str | None = None,
     sources: Sequence[str] | None = None,
     inspect: bool = False,
+    flags: Mapping[str, object] | None = None,
 ) -> Loaded:
     """The settings these options ask for.
 
     Args:
+        flags: a command's own flags by dotted key; None means not given.
         inspect: for commands that need only `-b` and `-g`; see `settings_sources.load`.
     """
-    flags: dict[str, object] = {
+    given: dict[str, object] = {
         "bootstrap": bootstrap,
         "group": group,
         "sources": list(sources) if sources else None,
+        **(flags or {}),
     }
-    return load(config, flags=flags, sets=sets or (), inspect=inspect)
+    return load(config, flags=given, sets=sets or (), inspect=inspect)
 
 
 def require_sources(loaded: Loaded) -> None:

@@ -7,6 +7,8 @@ for everything, and has traps; each is dealt with here and nowhere else:
   traceback of an error;
 - an iterator ends at a damaged block as if at the end: its status is asked before "no more" is believed;
 - `close` beside a thread inside `flush_wal` can abort the process: they exclude each other;
+- a secondary's try_catch_up_with_primary gets stuck for good when it meets a record half written, and
+  says nothing; so it is not used, see `reader`;
 - opening for reading makes a missing path: it is looked for first. It also writes rocksdict's own
   `rocksdict-config.json` anew; the content of that file does not matter, raw mode is always named.
 """
@@ -158,13 +160,6 @@ class Rocks:
             except Exception as error:  # noqa: BLE001 - rocksdict raises nothing more precise
                 _raise(error, self._path)
 
-    def catch_up(self) -> None:
-        """A secondary: take in what the primary wrote since."""
-        try:
-            self._open().try_catch_up_with_primary()
-        except Exception as error:  # noqa: BLE001 - rocksdict raises nothing more precise
-            _raise(error, self._path)
-
     def estimated_keys(self) -> int:
         """RocksDB's estimate of the keys stored."""
         try:
@@ -243,13 +238,24 @@ def exists(path: Path) -> bool:
     return (path / "CURRENT").is_file()
 
 
-def generation(path: Path) -> tuple[int, int, int]:
-    """Changes whenever a primary opened the store or began a new manifest; zeros without a store."""
+def layout(path: Path) -> tuple[bytes, int]:
+    """Changes whenever a primary opened the store, or a table was added or removed.
+
+    The name of the manifest, and its size: a manifest only grows, by one record for each change.
+    """
     try:
-        found = (path / "CURRENT").stat()
-    except OSError:
-        return (0, 0, 0)
-    return (found.st_ino, found.st_mtime_ns, found.st_ctime_ns)
+        name = (path / "CURRENT").read_bytes()
+        return name, (path / name.decode().strip()).stat().st_size
+    except (OSError, ValueError):
+        return b"", 0
+
+
+def written(path: Path) -> tuple[tuple[str, int], ...]:
+    """Changes whenever something was written to the store's log: its files and their sizes."""
+    try:
+        return tuple(sorted((log.name, log.stat().st_size) for log in path.glob("*.log")))
+    except OSError:  # one of them went away at this moment, which is a change
+        return ()
 
 
 @cache

@@ -1,0 +1,85 @@
+"""`laneway run`: one worker process of the group, until it is told to stop."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from laneway.app import load_app
+from laneway.cli import options
+from laneway.consumer.start import build_worker
+
+SECOND_SIGNAL = 1
+
+
+def run(
+    app: Annotated[str, typer.Argument(help="module:attr or ./file.py:attr: a Pipeline or a function.")],
+    config: options.ConfigFile = None,
+    sets: options.Sets = None,
+    bootstrap: options.Bootstrap = None,
+    group: options.GroupId = None,
+    sources: options.Sources = None,
+    journal: Annotated[
+        str | None, typer.Option(metavar="PATH", help="Where the journal goes; - is standard output.")
+    ] = None,
+    drain_timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0, help="How long a stop waits for running handlers.")
+    ] = 25.0,
+    accept_empty_ledger: Annotated[
+        bool,
+        typer.Option(
+            "--accept-empty-ledger",
+            help="Start although offsets are committed and their ledger is not here: effects may repeat.",
+        ),
+    ] = False,
+) -> None:
+    """Run a handler as one worker of its consumer group.
+
+    SIGTERM or Ctrl+C stops it: what runs is finished and settled first. A second signal ends it at once;
+    what was in hand comes again, marked redelivered.
+    """
+    _log_to_stderr()
+    loaded = options.load_settings(
+        config,
+        sets,
+        bootstrap=bootstrap,
+        group=group,
+        sources=sources,
+        flags={"journal.path": journal},
+    )
+    pipeline = load_app(app)
+    worker = build_worker(
+        loaded.settings,
+        pipeline,
+        drain_timeout_s=drain_timeout,
+        accept_empty_ledger=accept_empty_ledger,
+    )
+    stopping = False
+
+    def stop(number: int, _: FrameType | None) -> None:
+        nonlocal stopping
+        if stopping:
+            os._exit(SECOND_SIGNAL)
+        stopping = True
+        logging.getLogger("laneway").info("%s: finishing what runs", signal.Signals(number).name)
+        worker.request_stop()
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    worker.run()
+
+
+def _log_to_stderr() -> None:
+    """People read standard error; standard output belongs to the journal."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-8s %(message)s"))
+    root = logging.getLogger("laneway")
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    root.propagate = False

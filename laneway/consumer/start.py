@@ -1,0 +1,55 @@
+"""Starting a worker: every precondition is checked before the group is joined.
+
+What is wrong is said once, with the exit code and the command that mends it, and nothing has been
+changed by then but the mark in an empty state directory.
+"""
+
+from __future__ import annotations
+
+from laneway.consumer import topics
+from laneway.consumer.journal import Journal
+from laneway.consumer.kafka import Cluster
+from laneway.consumer.settings import Settings
+from laneway.consumer.settler import CrashPoint, no_crash
+from laneway.consumer.worker import Worker
+from laneway.pipeline import Pipeline
+from laneway.store.state_dir import StateDir
+
+
+def build_worker(
+    settings: Settings,
+    pipeline: Pipeline[object],
+    *,
+    drain_timeout_s: float = 25.0,
+    accept_empty_ledger: bool = False,
+    crash_point: CrashPoint = no_crash,
+) -> Worker:
+    """Check the cluster, the topics and the state directory, and build a worker over them.
+
+    Raises:
+        UnreachableError: the cluster does not answer.
+        TopicError: a topic is missing or has the wrong shape.
+        StateDirError: the state directory belongs to another group or cluster.
+        ConfigError: the journal cannot be written, or a class of retry.temporary does not exist.
+        AppImportError: the pipeline has no handler.
+    """
+    names = topics.all_topic_names(settings)
+    with Cluster(settings) as cluster:
+        cluster_id = cluster.cluster_id()
+        topics.require(settings, cluster)
+        written = [name for each in names for name in (each.retry, each.dlq, each.review)]
+        found = cluster.topics([*settings.sources, *written])
+    return Worker(
+        settings,
+        pipeline,
+        names={each.source: each for each in names},
+        partitions={source: found[source].partitions for source in settings.sources},
+        state_dir=StateDir.claim(settings.state_dir, settings.group, cluster_id),
+        journal=Journal.open(
+            settings.journal.path, settings.journal.level, settings.journal.keys, settings.group
+        ),
+        max_message_bytes=max(found[name].max_message_bytes for name in written),
+        drain_timeout_s=drain_timeout_s,
+        accept_empty_ledger=accept_empty_ledger,
+        crash_point=crash_point,
+    )

@@ -63,9 +63,12 @@ class LedgerReader(LedgerReads):
         """
         if self._seen == (rocks.layout(self._path), rocks.written(self._path)):
             return
+        old = list(self._scratch.iterdir())
         seen, store = self._open()
         stale, self._store, self._seen = self._store, store, seen
         stale.close()
+        for scratch in old:
+            shutil.rmtree(scratch, ignore_errors=True)
         self.owner = self.identity()
 
     def close(self) -> None:

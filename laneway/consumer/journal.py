@@ -44,6 +44,7 @@ Keys = Literal["plain", "hash"]
 MAX_BYTES: Final = 256 * 2**20
 KEEP_FILES: Final = 5
 _MAX_LINES: Final = 4096
+_SETTLE_S: Final = 0.05
 
 # The happy path: left out by level `exceptions`.
 _COMMON: Final = frozenset({"received", "running", "result_saved", "ack_sent"})
@@ -112,6 +113,9 @@ class Journal:
         self._half_written = False
         if level != "off":
             self.reopen()
+            if self._path and _ends_in_half_a_line(self._path):
+                # A process died of a full disk here: keep its last line from swallowing our first one.
+                self._buffer += b"\n"
 
     @classmethod
     def open(
@@ -249,9 +253,6 @@ class Journal:
         # The old one is closed last: a number of a closed file could be anybody's by the next write.
         self._close_file()
         self._fd = fd
-        if not self._half_written and _ends_in_half_a_line(self._path):
-            # A process died of a full disk here: keep its last line from swallowing our first one.
-            self._buffer[:0] = b"\n"
 
     def close(self) -> None:
         """Write what is left and close the file.
@@ -275,7 +276,11 @@ class Journal:
         if status.st_size < self._max_bytes or not stat.S_ISREG(status.st_mode):
             return
         # The lock is on the file itself: of two processes that share it, one renames, both reopen.
-        fcntl.flock(self._fd, fcntl.LOCK_EX)
+        # Never waited for: a process that is stopped with the lock in hand must not stop the others.
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
         if _is_still_at(self._path, status):
             for number in range(self._keep, 0, -1):
                 older = f"{self._path}.{number - 1}" if number > 1 else self._path
@@ -351,15 +356,23 @@ def _encodable(line: _Line) -> _Line:
 
 
 def _ends_in_half_a_line(path: str) -> bool:
-    status = os.stat(path)
-    if not stat.S_ISREG(status.st_mode) or not status.st_size:
+    """True when the last line was left unfinished, and not when somebody is just writing it."""
+    # A pipe is not opened for reading: it would count as a reader.
+    if not Path(path).is_file():
         return False
-    try:
-        with open(path, "rb") as file:
-            file.seek(-1, os.SEEK_END)
-            return file.read(1) != b"\n"
-    except PermissionError:
-        return False  # a file that may be written and not read
+    size_before = -1
+    while True:
+        try:
+            with open(path, "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                if not size or os.pread(file.fileno(), 1, size - 1) == b"\n":
+                    return False
+        except (FileNotFoundError, PermissionError):
+            return False  # renamed meanwhile, or a file that may be written and not read
+        if size == size_before:
+            return True
+        size_before = size
+        time.sleep(_SETTLE_S)
 
 
 def _strerror(error: OSError) -> str:

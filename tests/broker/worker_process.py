@@ -1,0 +1,227 @@
+"""A worker in a process of its own: `laneway run`, or the same worker with an armed crash point.
+
+Start it, kill it, stop it, start it again; its settings, journal and standard error stay in one directory
+and grow over all its starts. It ends with the test: by its pid when the `with` block is left, and by the
+kernel (Linux) when the test process itself is killed. Start it from the main thread only: the kernel
+counts the thread that started a process as its parent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from laneway.consumer import topics
+from laneway.consumer.kafka import Cluster as KafkaAdmin
+from laneway.consumer.settings import Settings
+from laneway.consumer.settings_sources import load
+from tests.broker.conftest import Names
+from tests.broker.kafka import REPOSITORY
+
+DEADLINE_S = 30.0
+SESSION_TIMEOUT_MS = 3000
+
+# Replaces itself by the worker, after asking the kernel to end it with the test. A launcher, because
+# `preexec_fn` is not safe in a process with threads. arguments: parent's pid, command...
+_LAUNCHER = """
+import ctypes, os, signal, sys
+parent, command = int(sys.argv[1]), sys.argv[2:]
+if sys.platform == "linux":
+    PR_SET_PDEATHSIG = 1
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit("the parent has gone")
+os.execv(command[0], command)
+"""
+
+Table = Mapping[str, Any]
+
+
+def settings_of(
+    bootstrap: str, names: Names, state_dir: Path, group_protocol: str = "classic", **tables: Any
+) -> dict[str, Any]:
+    """What a laneway.toml of a test holds: nested tables; those given by name are merged in.
+
+    The session is short, so that the partitions of a killed worker move within seconds; under the
+    `consumer` protocol the broker decides that.
+    """
+    settings: dict[str, Any] = {
+        "bootstrap": bootstrap,
+        "group": names.group,
+        "sources": [names.source],
+        "state_dir": str(state_dir),
+        "group_protocol": group_protocol,
+        "ledger": {"replication": "local", "min_free": "1MiB"},
+    }
+    if group_protocol == "classic":
+        settings["kafka"] = {"session.timeout.ms": SESSION_TIMEOUT_MS, "heartbeat.interval.ms": 300}
+    for name, value in tables.items():
+        old = settings.get(name)
+        settings[name] = {**old, **value} if isinstance(old, dict) else value
+    return settings
+
+
+def create_companions(settings: Table, directory: Path) -> None:
+    """Creates the companion topics, as `laneway topics create` does. The source topic must exist."""
+    loaded = load_settings(settings, directory)
+    with KafkaAdmin(loaded) as admin:
+        topics.create(loaded, admin)
+
+
+def load_settings(settings: Table, directory: Path) -> Settings:
+    """The settings as a worker sees them; writes a laneway.toml into the directory."""
+    return load(_write_toml(directory / "loaded.toml", settings), env={}).settings
+
+
+class WorkerProcess:
+    """One worker of the group. Use as a context manager; `start` begins it, again after every end.
+
+    Attributes:
+        crash_at: "STEP:N" ends the process by SIGKILL behind the N-th time the settler did that step.
+            Read at every `start`; None is the plain `laneway run`.
+        arguments: appended to the command line of `laneway run`; not for an armed one.
+    """
+
+    def __init__(
+        self,
+        app: str | Path,
+        settings: Table,
+        *,
+        directory: Path,
+        name: str = "worker",
+        crash_at: str | None = None,
+        arguments: tuple[str, ...] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Prepare it; nothing runs yet.
+
+        Args:
+            app: module:attr or a path with :attr, as `laneway run` takes it.
+            settings: nested tables of laneway.toml; see `settings_of`.
+            directory: where settings, journal and standard error are kept; the working directory too.
+            name: tells the workers of one directory apart.
+            environment: added to that of the test.
+        """
+        directory.mkdir(parents=True, exist_ok=True)
+        self.app = str(app)
+        self.name = name
+        self.crash_at = crash_at
+        self.arguments = arguments
+        self.directory = directory
+        self.config = directory / f"{name}.toml"
+        self.journal_path = directory / f"{name}.journal.ndjson"
+        self.stderr_path = directory / f"{name}.stderr"
+        self.pids: list[int] = []
+        journal = {**settings.get("journal", {}), "path": str(self.journal_path)}
+        _write_toml(self.config, {**settings, "journal": journal})
+        self._environment = {**os.environ, **(environment or {})}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> WorkerProcess:
+        """Start it; returns at once, long before it has partitions."""
+        assert not self.running, f"{self.name} is running"
+        if self.crash_at is None:
+            laneway = str(Path(sys.executable).with_name("laneway"))
+            command = [sys.executable, laneway, "run", self.app, "-c", str(self.config), *self.arguments]
+            environment = self._environment
+        else:
+            driver = [sys.executable, "-m", "tests.broker.crashing_worker"]
+            command = [*driver, self.app, str(self.config), self.crash_at]
+            path = os.pathsep.join(filter(None, (str(REPOSITORY), self._environment.get("PYTHONPATH"))))
+            environment = {**self._environment, "PYTHONPATH": path}
+        with self.stderr_path.open("ab") as stderr:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _LAUNCHER, str(os.getpid()), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=stderr,
+                stderr=stderr,
+                cwd=self.directory,
+                env=environment,
+            )
+        self.pids.append(self._process.pid)
+        return self
+
+    @property
+    def running(self) -> bool:
+        """Whether the process is alive."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """Of the process started last."""
+        return self.pids[-1]
+
+    def kill(self) -> None:
+        """End it as kill -9 does, and wait until it is gone."""
+        self._signal(signal.SIGKILL)
+        self.wait()
+
+    def terminate(self) -> None:
+        """Ask it to stop, as an orchestrator does; see `wait`."""
+        self._signal(signal.SIGTERM)
+
+    def stop(self, deadline_s: float = DEADLINE_S) -> None:
+        """Ask it to stop and see that it ended in order."""
+        self.terminate()
+        code = self.wait(deadline_s)
+        assert code == 0, f"{self.name} ended with {code}:\n{self.stderr()}"
+
+    def wait(self, deadline_s: float = DEADLINE_S) -> int:
+        """Its exit code, -9 after a kill; fails when it does not end in time."""
+        assert self._process is not None, f"{self.name} was never started"
+        try:
+            return self._process.wait(deadline_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{self.name} did not end in {deadline_s:g} s:\n{self.stderr()}") from None
+
+    def journal(self) -> list[dict[str, Any]]:
+        """The journal's lines so far, of all starts; a line being written at this moment is left out."""
+        try:
+            data = self.journal_path.read_bytes()
+        except FileNotFoundError:
+            return []
+        return [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines() if line]
+
+    def stderr(self) -> str:
+        """What it said to people, over all starts."""
+        return self.stderr_path.read_text(errors="replace") if self.stderr_path.exists() else ""
+
+    def __enter__(self) -> WorkerProcess:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.running:
+            self.kill()
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process is not None, f"{self.name} was never started"
+        self._process.send_signal(number)
+
+
+def _write_toml(path: Path, settings: Table) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(_toml_lines((), settings)) + "\n", encoding="utf-8")
+    return path
+
+
+def _toml_lines(prefix: tuple[str, ...], table: Table) -> list[str]:
+    lines = [f"[{'.'.join(map(_quoted, prefix))}]"] if prefix else []
+    lines += [f"{_quoted(name)} = {_quoted(v)}" for name, v in table.items() if not isinstance(v, Mapping)]
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            lines += _toml_lines((*prefix, name), value)
+    return lines
+
+
+def _quoted(value: object) -> str:
+    # JSON's strings, numbers, booleans and arrays are TOML's too.
+    return json.dumps(value, ensure_ascii=False)

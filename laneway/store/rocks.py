@@ -9,6 +9,8 @@ for everything, and has traps; each is dealt with here and nowhere else:
 - `close` beside a thread inside `flush_wal` can abort the process: they exclude each other;
 - a secondary's try_catch_up_with_primary gets stuck for good when it meets a record half written, and
   says nothing; so it is not used, see `reader`;
+- a store that is there already is opened with the column family options it was left with, less those
+  that have no text form: no shared cache, no filters. So the family is always named, with ours;
 - opening for reading makes a missing path: it is looked for first. It also writes rocksdict's own
   `rocksdict-config.json` anew; the content of that file does not matter, raw mode is always named.
 """
@@ -35,9 +37,12 @@ WRITE_BUFFER_BYTES: Final = 8 * 1024 * 1024
 """Of one store. It is also what a reopening replays at most, three times over."""
 
 BLOOM_BITS_PER_KEY: Final = 10
-OPEN_FILES_PER_STORE: Final = 64
+OPEN_FILES_PER_STORE: Final = 256
+"""Tables kept open; 10 million effects are about 70. A store of tens of thousands needs a handful."""
 LOG_FILE_BYTES: Final = 1024 * 1024
 LOG_FILES: Final = 2
+
+_FAMILY: Final = "default"
 
 Change = tuple[bytes, bytes | None]
 """A key and its new value; None deletes it."""
@@ -204,8 +209,11 @@ def open_primary(path: Path) -> Rocks:
     options = _options()
     options.create_if_missing(True)
     options.set_max_open_files(OPEN_FILES_PER_STORE)
+    # By default 64 shards, of which each would keep hardly more than one table.
+    options.set_table_cache_num_shard_bits(2)
     try:
-        return Rocks(rocksdict.Rdict(str(path), options), path, writes=True)
+        db = rocksdict.Rdict(str(path), options, column_families={_FAMILY: options})
+        return Rocks(db, path, writes=True)
     except Exception as error:  # noqa: BLE001 - rocksdict raises nothing more precise
         _raise(error, path)
 
@@ -228,7 +236,8 @@ def open_secondary(path: Path, scratch: Path) -> Rocks:
     options.set_max_open_files(-1)
     access = rocksdict.AccessType.secondary(str(scratch))
     try:
-        return Rocks(rocksdict.Rdict(str(path), options, access_type=access), path, writes=False)
+        db = rocksdict.Rdict(str(path), options, {_FAMILY: options}, access)
+        return Rocks(db, path, writes=False)
     except Exception as error:  # noqa: BLE001 - rocksdict raises nothing more precise
         _raise(error, path)
 
@@ -287,6 +296,8 @@ def _options() -> rocksdict.Options:
     options.set_write_buffer_manager(_memtables())
     options.set_write_buffer_size(WRITE_BUFFER_BYTES)
     options.set_max_write_buffer_number(3)
+    # Threads that flush and compact, shared by all stores of the process.
+    options.set_max_background_jobs(4)
     options.set_level_compaction_dynamic_level_bytes(True)
     options.set_max_bytes_for_level_base(4 * WRITE_BUFFER_BYTES)
     # A build of RocksDB without the right library could not read compressed blocks.
@@ -310,8 +321,9 @@ def _raise(error: Exception, path: Path) -> NoReturn:
     if isinstance(error, LedgerError):
         raise error
     text, where = str(error), str(path)
-    # "lock hold by current process" or "While lock file: …/LOCK: Resource temporarily unavailable"
-    if "lock hold by current process" in text or "While lock file" in text:
+    # Any other trouble with the lock file (NFS without locks) does not end by waiting.
+    taken = "While lock file" in text and "Resource temporarily unavailable" in text
+    if taken or "lock hold by current process" in text:
         raise LedgerLockedError(
             "the store is in use",
             where=where,

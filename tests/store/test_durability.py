@@ -329,6 +329,17 @@ def test_a_rocksdb_that_is_no_ledger_is_refused(store: Path) -> None:
         Ledger.open(store, IDENTITY)
 
 
+def test_a_reopened_store_has_the_shared_cache_and_filters(store: Path) -> None:
+    """A store that was there already is opened with our options, not with those it was left with."""
+    for _ in range(3):
+        ledger = Ledger.open(store, IDENTITY)
+        found = (store / "LOG").read_text()
+        assert "filter_policy: bloomfilter" in found
+        assert f"capacity : {rocks.BLOCK_CACHE_BYTES}" in found
+        ledger.apply([PutEffect("e", effect())], meta(), [])
+        ledger.close()
+
+
 def test_rocksdbs_own_logs_are_bounded(store: Path) -> None:
     """However often a store is opened, at most three of RocksDB's LOG files lie in it."""
     for _ in range(8):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -62,17 +63,18 @@ def run(
     )
     stopping = False
 
-    def stop(number: int, _: FrameType | None) -> None:
+    def stop(_number: int, _: FrameType | None) -> None:
         nonlocal stopping
         if stopping:
             os._exit(SECOND_SIGNAL)
         stopping = True
-        logging.getLogger("laneway").info("%s: finishing what runs", signal.Signals(number).name)
         worker.request_stop()
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
-    worker.run()
+    with contextlib.redirect_stdout(sys.stderr):
+        # The journal has standard output for itself; a handler's print must not land between its lines.
+        worker.run()
 
 
 def _log_to_stderr() -> None:

@@ -8,6 +8,7 @@ rebalance inside the very poll that returned it, it is dropped and read again by
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
@@ -19,14 +20,26 @@ from laneway.consumer.ownership import Ownership
 from laneway.consumer.partition import Partition, State
 from laneway.errors import RefusedError
 from laneway.lanes.envelope import Envelope
+from laneway.lanes.failures import HandlerSignal, Unavailable
 from laneway.lanes.forward import read_retry
 from laneway.lanes.record import Channel, Record
 
 log = logging.getLogger("laneway")
 
+READ_AGAIN_MS: Final = 1000
 SATURATED_MS: Final = 500
 """How long a full worker just does not poll before it pauses its sources: a pause throws the
 client's prefetched records away, so a short one would cost more than it saves."""
+
+
+class Unread:
+    """Records of a partition that wait for their decoder, and when to ask it again."""
+
+    __slots__ = ("again_ms", "records")
+
+    def __init__(self) -> None:
+        self.records: deque[Record] = deque()
+        self.again_ms = 0
 
 
 class Intake:
@@ -63,6 +76,7 @@ class Intake:
         self._disk_asked_ms = 0
         self._full_since_ms: int | None = None
         self._ends: list[tuple[Partition, Channel, int]] = []
+        self._unread: dict[Partition, Unread] = {}
 
     def poll(self, timeout_s: float, now_ms: int) -> int:
         """Read one batch and put it in front of the lanes.
@@ -82,17 +96,25 @@ class Intake:
             # comes are retries, which have a bound of their own.
             messages = self._consumer.consume(max(1, room), timeout_s)
         admitted = 0
-        for partition, records in self._sorted(messages, now_ms).items():
+        batches = self._sorted(messages, now_ms)
+        self._read_again(batches, now_ms)
+        for partition, records in batches.items():
             assert partition.board is not None
             self._journal.received(partition, records)
             partition.board.admit(records, now_ms)
             admitted += len(records)
-        # After the records of the same poll: they lie below the end.
-        for partition, channel, offset in self._ends:
-            assert partition.board is not None
-            partition.board.reached(channel, offset)
-        self._ends.clear()
+        self._pass_ends()
         return admitted
+
+    def _pass_ends(self) -> None:
+        """Let frontiers pass what holds no record; after the records of the same poll, which lie below."""
+        later = []
+        for partition, channel, offset in self._ends:
+            if partition in self._unread:
+                later.append((partition, channel, offset))
+            elif partition.state is State.LIVE and partition.board is not None:
+                partition.board.reached(channel, offset)
+        self._ends = later
 
     def _sorted(self, messages: Sequence[Message], now_ms: int) -> dict[Partition, list[Record]]:
         """Messages as records, by partition, in the order polled."""
@@ -110,7 +132,10 @@ class Intake:
             partition, channel = place
             if partition.state is not State.LIVE:
                 continue
-            record = self._record(message, partition, channel, now_ms)
+            record = _record(message, channel)
+            if partition in self._unread or not self._read(record, partition, now_ms):
+                self._unread[partition].records.append(record)
+                continue
             batch = batches.get(partition)
             if batch is None:
                 batches[partition] = [record]
@@ -118,24 +143,40 @@ class Intake:
                 batch.append(record)
         return batches
 
-    def _record(self, message: Message, partition: Partition, channel: Channel, now_ms: int) -> Record:
-        kind, timestamp_ms = message.timestamp()
-        offset = message.offset()
-        assert offset is not None
-        record = Record(
-            channel,
-            offset,
-            message.key(),
-            message.value(),
-            tuple(message.headers() or ()),  # type: ignore[arg-type]
-            0 if kind == TIMESTAMP_NOT_AVAILABLE else timestamp_ms,
-        )
+    def _read(self, record: Record, partition: Partition, now_ms: int) -> bool:
+        """Find a record's identity; False when the decoder says that it cannot be done now.
+
+        A schema registry that is down dead-letters nothing: the partition waits, the record is kept.
+        """
         home = partition.home
-        self._envelopes[home.topic].read(record, home.topic, home.partition)
-        if channel is Channel.RETRY:
+        try:
+            self._envelopes[home.topic].read(record, home.topic, home.partition)
+        except HandlerSignal as signal:
+            wait_ms = signal.retry_after_ms if isinstance(signal, Unavailable) else READ_AGAIN_MS
+            known = self._unread.setdefault(partition, Unread())
+            known.again_ms = now_ms + wait_ms
+            log.warning("%s: the decoder is not available; reading again in %d ms", partition, wait_ms)
+            return False
+        if record.channel is Channel.RETRY:
             record.skip = ""
             read_retry(record, home, record.fault, latest_due_ms=now_ms + self._longest_delay_ms)
-        return record
+        return True
+
+    def _read_again(self, batches: dict[Partition, list[Record]], now_ms: int) -> None:
+        """Read what the decoder could not read before, in the order polled."""
+        for partition, unread in list(self._unread.items()):
+            if partition.state is not State.LIVE:
+                del self._unread[partition]
+                continue
+            read: list[Record] = []
+            while unread.records and now_ms >= unread.again_ms:
+                if not self._read(unread.records[0], partition, now_ms):
+                    break
+                read.append(unread.records.popleft())
+            if not unread.records:
+                del self._unread[partition]
+            if read:
+                batches[partition] = read
 
     def _on_error(self, message: Message, error: KafkaError) -> None:
         topic, number = message.topic(), message.partition()
@@ -184,7 +225,9 @@ class Intake:
         for partition in self._ownership.live():
             assert partition.board is not None
             wanted = partition.board.blocked()
-            if self._low_on_disk:
+            if partition in self._unread:
+                wanted = dict.fromkeys((Channel.SOURCE, Channel.RETRY), "the decoder is not available")
+            elif self._low_on_disk:
                 wanted[Channel.SOURCE] = "the disk of state_dir is nearly full"
             elif full:
                 wanted.setdefault(Channel.SOURCE, _FULL)
@@ -206,3 +249,17 @@ class Intake:
 
 
 _FULL: Final = "as many records are in memory as lanes.max_in_flight allows"
+
+
+def _record(message: Message, channel: Channel) -> Record:
+    kind, timestamp_ms = message.timestamp()
+    offset = message.offset()
+    assert offset is not None
+    return Record(
+        channel,
+        offset,
+        message.key(),
+        message.value(),
+        tuple(message.headers() or ()),  # type: ignore[arg-type]
+        0 if kind == TIMESTAMP_NOT_AVAILABLE else timestamp_ms,
+    )

@@ -87,6 +87,7 @@ class Ownership:
         self._owned: dict[tuple[str, int], Partition] = {}
         self._places: dict[tuple[str, int], tuple[Partition, Channel]] = {}
         self._opening: dict[Partition, Future[Opened]] = {}
+        self._locked: list[tuple[Partition, float]] = []
         self._lingering: list[Partition] = []
         self._failure: LanewayError | None = None
 
@@ -126,7 +127,8 @@ class Ownership:
         return next((p.failure for p in self._owned.values() if p.failure is not None), None)
 
     def advance(self) -> None:
-        """Take partitions live whose ledgers have been opened."""
+        """Take partitions live whose ledgers have been opened; try again those that were locked."""
+        self._try_locked_again()
         for partition, future in list(self._opening.items()):
             if not future.done():
                 continue
@@ -135,6 +137,8 @@ class Ownership:
             if partition.state is State.CLOSED:
                 if error is None:
                     future.result()[0].close()
+            elif isinstance(error, LedgerLockedError):
+                self._locked.append((partition, time.monotonic() + LOCK_POLL_S))
             elif error is None:
                 self._go_live(partition, *future.result())
             elif isinstance(error, LanewayError):
@@ -182,8 +186,7 @@ class Ownership:
             self._owned[partition.topic, partition.partition] = partition
             for channel in Channel:
                 self._places[partition.topic_of(channel), partition.partition] = (partition, channel)
-            self._opening[partition] = self._executor.submit(self._open, partition)
-            self._opening[partition].add_done_callback(lambda _: self._notice())
+            self._start_opening(partition)
         log.info("assigned: %s", ", ".join(map(str, partitions)) or "nothing")
 
     def _on_revoke(self, _: Consumer, revoked: list[TopicPartition]) -> None:
@@ -293,6 +296,23 @@ class Ownership:
 
     # -- opening, off the owner thread
 
+    def _try_locked_again(self) -> None:
+        waiting, self._locked = self._locked, []
+        for partition, at_s in waiting:
+            if time.monotonic() < at_s:
+                self._locked.append((partition, at_s))
+            elif partition.state is not State.CLOSED:
+                self._start_opening(partition)
+
+    def _start_opening(self, partition: Partition) -> None:
+        waited_s = time.monotonic() - partition.assigned_s
+        if waited_s > LOCK_NOTICE_S and not partition.told_locked:
+            partition.told_locked = True
+            log.warning("%s: another worker still holds the ledger; waiting, paused", partition)
+        future = self._executor.submit(self._open, partition)
+        future.add_done_callback(lambda _: self._notice())
+        self._opening[partition] = future
+
     def _open(self, partition: Partition) -> Opened:
         exists = self._state_dir.exists(partition.topic, partition.partition)
         committed = partition.committed[Channel.SOURCE]
@@ -304,19 +324,7 @@ class Ownership:
                 mend="run on the machine (or volume) that has the ledger; or, if effects may be repeated "
                 "and lanes may begin anew, start with --accept-empty-ledger",
             )
-        waiting_since = time.monotonic()
-        told = False
-        while True:
-            try:
-                ledger = self._state_dir.open_store(partition.topic, partition.partition)
-                break
-            except LedgerLockedError:
-                if partition.state is State.CLOSED:
-                    raise
-                if not told and time.monotonic() - waiting_since > LOCK_NOTICE_S:
-                    told = True
-                    log.warning("%s: another worker still holds the ledger; waiting, paused", partition)
-                time.sleep(LOCK_POLL_S)
+        ledger = self._state_dir.open_store(partition.topic, partition.partition)
         try:
             return ledger, ledger.opening()
         except BaseException:

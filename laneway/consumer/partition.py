@@ -6,6 +6,7 @@ is open, and is dropped whole when the partition leaves; nothing of it is carrie
 
 from __future__ import annotations
 
+import time
 from enum import Enum
 
 from laneway.consumer.topics import TopicNames
@@ -56,10 +57,12 @@ class Partition:
         unacked: settlements whose offset, or whose forward, is still owed.
         paused: channels paused now, and why.
         moved_ms: when the committable source offset last moved.
+        assigned_s: monotonic seconds of the assignment.
         lost: the group gave it away without asking; nothing is published or committed any more.
     """
 
     __slots__ = (
+        "assigned_s",
         "board",
         "committed",
         "durable",
@@ -77,6 +80,7 @@ class Partition:
         "published",
         "starts",
         "state",
+        "told_locked",
         "unacked",
     )
 
@@ -106,6 +110,8 @@ class Partition:
         self.metadata_ms = 0
         self.moved_ms = 0
         self.lost = False
+        self.assigned_s = time.monotonic()
+        self.told_locked = False
 
     @property
     def topic(self) -> str:

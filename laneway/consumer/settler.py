@@ -100,6 +100,8 @@ class Settler:
             self._begin(partitions, now_ms, urgent)
         while self._cycle is not None:
             name, step = self._steps[self._step]
+            # A partition that left in mid-cycle owes nothing more; its ledger may be closed.
+            self._cycle.parts = [p for p in self._cycle.parts if p.partition.state is not State.CLOSED]
             self._cycle.now_ms = now_ms
             if not step(self._cycle):
                 return

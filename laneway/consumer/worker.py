@@ -14,12 +14,12 @@ import threading
 import time
 import uuid
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from confluent_kafka import KafkaException, TopicPartition
 
 from laneway.consumer import kafka
+from laneway.consumer.background import DaemonExecutor
 from laneway.consumer.intake import Intake
 from laneway.consumer.journal import Journal
 from laneway.consumer.kafka_errors import ErrorClass, classify
@@ -86,7 +86,8 @@ class Worker:
         self._journal = journal
         self._drain_timeout_s = drain_timeout_s
         self._writer = uuid.uuid4().hex
-        self._stop = threading.Event()
+        self._stopping = False
+        self._stopped = threading.Event()
         self._rules = rules_of(settings)
         self._envelopes = {
             source: envelope_of(settings, source, pipeline.decode) for source in settings.sources
@@ -98,7 +99,9 @@ class Worker:
         )
         self._consumer = kafka.new_consumer(settings, partition_eof=True)
         self._publisher = Publisher(kafka.new_producer(settings, max_message_bytes=max_message_bytes))
-        self._executor = ThreadPoolExecutor(8, thread_name_prefix="laneway-io")
+        # Two pools: opening many ledgers must not keep the live ones from their syncs and commits.
+        self._executor = DaemonExecutor(4, "laneway-io")
+        self._opener = DaemonExecutor(4, "laneway-open")
         self._settler = Settler(
             LocalTruth(
                 publisher=self._publisher,
@@ -116,7 +119,7 @@ class Worker:
             settings.group,
             names,
             state_dir,
-            self._executor,
+            self._opener,
             self._build_board,
             self._leave,
             self._workers.nudge,
@@ -141,9 +144,11 @@ class Worker:
         self._shape: LanewayError | None = None
 
     def request_stop(self) -> None:
-        """Stop intake, finish what runs, settle, leave. From any thread or a signal handler."""
-        self._stop.set()
-        self._workers.nudge()
+        """Stop intake, finish what runs, settle, leave. From any thread or a signal handler.
+
+        It only sets a flag: a signal handler that takes a lock can meet itself.
+        """
+        self._stopping = True
 
     def run(self) -> None:
         """Work until stopped.
@@ -152,21 +157,17 @@ class Worker:
             IncompleteError: stopped, and the drain deadline passed with a handler still running.
             LanewayError: something ended a partition; the others were drained.
         """
-        shape = threading.Thread(target=self._watch_shape, name="laneway-shape", daemon=True)
-        shape.start()
+        threading.Thread(target=self._watch_shape, name="laneway-shape", daemon=True).start()
         failure: LanewayError | None = None
         try:
             self._ownership.subscribe()
-            while not self._stop.is_set() and failure is None:
+            while not self._stopping and failure is None:
                 self._turn()
                 failure = self._ownership.failure() or self._shape
         except LanewayError as error:
             failure = error
-        self._stop.set()
-        if failure is not None:
-            log.error("stopping: %s", failure)
-        drained = self._drain(self._ownership.owned(), self._drain_timeout_s)
-        self._close()
+        log.info("stopping: finishing what runs" if failure is None else "stopping on an error")
+        drained = self._end(failure)
         if failure is not None:
             raise failure
         if not drained:
@@ -175,11 +176,27 @@ class Worker:
                 mend="their records come again, marked redelivered; raise --drain-timeout if that is normal",
             )
 
+    def _end(self, failure: LanewayError | None) -> bool:
+        """Drain, leave the group, end every thread; returns whether nothing was left running."""
+        self._stopped.set()
+        drained = False
+        try:
+            drained = self._drain(self._ownership.owned(), self._drain_timeout_s)
+        except LanewayError as error:
+            if failure is None:
+                raise
+            # The first failure says more: this one is mostly its consequence.
+            log.warning("while stopping: %s", error)
+        finally:
+            self._close()
+        return drained
+
     # -- a turn
 
     def _turn(self) -> None:
         now_ms = wall_ms()
         self._ownership.advance()
+        self._workers.reclaim(steady_ms())
         finished = self._take_finished(now_ms)
         waiting = bool(self._workers.in_hand or not self._settler.idle)
         polled = self._intake.poll(0 if waiting or finished else self._idle_s(now_ms), now_ms)
@@ -257,8 +274,9 @@ class Worker:
     def _report_overdue(self) -> None:
         late = self._workers.overdue(steady_ms())
         for run in late:
+            # It may have ended since it was found.
+            record = run.records[min(len(run.outcomes), len(run.records) - 1)]
             if id(run) not in self._overdue:
-                record = run.records[len(run.outcomes)]
                 log.error(
                     "%s: the handler is over lanes.handler_timeout_ms (%d ms) with offset %d, effect %r; "
                     "its lane waits, other lanes go on",
@@ -289,10 +307,13 @@ class Worker:
     def _drain(self, going: Sequence[Partition], budget_s: float) -> bool:
         """Let what runs finish, and settle it; start nothing. Returns whether all of it ended."""
         going = [partition for partition in going if partition.state is not State.CLOSED]
+        if not going:
+            return not self._ownership.lingering
         for partition in going:
             if partition.board is not None:
                 partition.state = State.DRAINING
                 partition.board.stop()
+        self._workers.recall()
         deadline = time.monotonic() + budget_s
         while True:
             now_ms = wall_ms()
@@ -328,7 +349,8 @@ class Worker:
             )
         self._publisher.close(CLOSE_S / 2)
         self._workers.stop(0.1)
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        self._executor.shutdown()
+        self._opener.shutdown()
         self._journal.close()
 
     # -- ports
@@ -362,7 +384,7 @@ class Worker:
 
     def _watch_shape(self) -> None:
         """A source that grew would send keys to other partitions than their lanes: stop at once."""
-        while not self._stop.wait(SHAPE_EVERY_S):
+        while not self._stopped.wait(SHAPE_EVERY_S):
             for source, expected in self._partitions.items():
                 try:
                     found = len(self._consumer.list_topics(source, timeout=CLOSE_S).topics[source].partitions)

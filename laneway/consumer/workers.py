@@ -164,6 +164,24 @@ class Workers:
             if watch:
                 self.reclaim(self._clock())
 
+    def recall(self) -> None:
+        """Give back the runs that were told to stop and that no thread has begun.
+
+        A partition that leaves must not wait for other partitions' handlers before its own runs come back.
+        """
+        for source in (self._waiting, *(slot.taken for slot in self._slots)):
+            for _ in range(len(source)):
+                try:
+                    run = source.popleft()
+                except IndexError:
+                    break  # a thread was faster
+                if run.stop:
+                    self._done.append(run)
+                else:
+                    source.append(run)
+        if self._done:
+            self._tell()
+
     def nudge(self) -> None:
         """End the owner's `wait`: something other than a run wants it. From any thread."""
         self._news.set()

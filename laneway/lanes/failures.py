@@ -28,6 +28,9 @@ class HandlerSignal(Exception):  # noqa: N818 - it is a decision, not an error o
         reason: the handler author's own words; they are stored and shown, so no payload.
     """
 
+    # At class level too: a subclass that forgets `super().__init__()` still means what its base means.
+    reason = ""
+
     def __init__(self, reason: str = "") -> None:
         super().__init__(reason)
         self.reason = reason
@@ -48,6 +51,8 @@ class NeedsReview(HandlerSignal):
         required_check: the question that person has to answer.
     """
 
+    required_check = ""
+
     def __init__(self, required_check: str, reason: str = "") -> None:
         super().__init__(reason)
         self.required_check = required_check
@@ -59,6 +64,8 @@ class Unavailable(HandlerSignal):
     Args:
         retry_after_ms: how long the lane waits before it asks again.
     """
+
+    retry_after_ms = 1000
 
     def __init__(self, retry_after_ms: int = 1000, reason: str = "") -> None:
         super().__init__(reason)

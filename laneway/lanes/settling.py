@@ -64,6 +64,8 @@ class Settling:
             held_case: the open gap case that this record heals, if it heals one.
         """
         verdict = outcome.verdict
+        if outcome.cause == "unknown-contract-version" and self._rules.hold_unknown_version:
+            verdict = Review(outcome.cause, "")
         match verdict:
             case Ack():
                 done, after = self._succeeded(record, verdict.result_key, lane, now_ms)
@@ -89,11 +91,7 @@ class Settling:
         self, record: Record, lane: Lane, held_case: Case | None, now_ms: int
     ) -> tuple[Settlement, Lane]:
         """The turn of a record that can be placed but not read: no handler sees it."""
-        if record.misfit == "unknown-contract-version" and self._rules.hold_unknown_version:
-            outcome = Outcome(Review(record.misfit, ""), record.misfit)
-        else:
-            outcome = Outcome(Reject(record.misfit), record.misfit)
-        return self.verdict(record, outcome, lane, held_case, now_ms)
+        return self.verdict(record, Outcome(Reject(record.misfit), record.misfit), lane, held_case, now_ms)
 
     def unusable(self, record: Record, now_ms: int) -> Settlement:
         """A record without a usable envelope: DLQ at once, out of turn, no effect to remember."""

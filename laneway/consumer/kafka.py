@@ -41,6 +41,7 @@ from laneway.errors import IncompleteError, LanewayError, UnreachableError
 
 __all__ = [
     "Cluster",
+    "Committed",
     "ErrorClass",
     "Group",
     "Member",
@@ -150,6 +151,14 @@ class Watermarks:
 
 
 @dataclass(frozen=True, slots=True)
+class Committed:
+    """A committed offset, and what its committer wrote beside it; "" where it wrote nothing."""
+
+    offset: int
+    metadata: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class PartitionOffsets:
     """One partition as `offsets show` sees it. `committed` is None where nothing was committed."""
 
@@ -158,6 +167,7 @@ class PartitionOffsets:
     committed: int | None
     start: int
     end: int
+    metadata: str = ""
 
     @property
     def lag(self) -> int:
@@ -228,20 +238,38 @@ class Cluster:
     def topics(self, names: Sequence[str]) -> Mapping[str, TopicInfo]:
         """Those of the topics that exist, with partitions, replication and configs."""
         wanted = list(dict.fromkeys(names))
-        if not wanted:
-            return {}
         if self.embedded:
             return {name: TopicInfo(name, self._embedded_partitions(name), 1, {}) for name in wanted}
+        found = self._shapes(wanted)
+        configs = self._configs(found)
+        return {name: TopicInfo(name, *shape, configs.get(name, {})) for name, shape in found.items()}
+
+    def partition_counts(self, names: Sequence[str]) -> Mapping[str, int]:
+        """Those of the topics that exist, with their partitions; needs no right to read their settings."""
+        wanted = list(dict.fromkeys(names))
+        if self.embedded:
+            return {name: self._embedded_partitions(name) for name in wanted}
+        return {name: partitions for name, (partitions, _) in self._shapes(wanted).items()}
+
+    def all_partition_counts(self) -> Mapping[str, int]:
+        """Every topic that this client may see and that is not Kafka's own, in one request."""
         with self._asking():
-            answers = self._admin.describe_topics(TopicCollection(wanted), request_timeout=self._timeout_s)
+            listed = self._admin.list_topics(timeout=self._timeout_s).topics
+        return {name: len(topic.partitions) for name, topic in listed.items() if not name.startswith("__")}
+
+    def _shapes(self, names: list[str]) -> Mapping[str, tuple[int, int]]:
+        """Partitions and replication of those that exist."""
+        if not names:
+            return {}
+        with self._asking():
+            answers = self._admin.describe_topics(TopicCollection(names), request_timeout=self._timeout_s)
         found = {}
         for name, future in answers.items():
             described = self._unless_missing(future, name)
             if described is not None:
                 partitions = described.partitions
                 found[name] = (len(partitions), len(partitions[0].replicas) if partitions else 0)
-        configs = self._configs(found)
-        return {name: TopicInfo(name, *shape, configs.get(name, {})) for name, shape in found.items()}
+        return found
 
     def _embedded_partitions(self, name: str) -> int:
         with self._asking(name):
@@ -362,7 +390,7 @@ class Cluster:
             for tp, future in answers.items()
         }
 
-    def committed(self, group: str, partitions: Sequence[Partition]) -> Mapping[Partition, int | None]:
+    def committed(self, group: str, partitions: Sequence[Partition]) -> Mapping[Partition, Committed | None]:
         """The group's committed offsets; None where nothing was committed.
 
         Reads as a client that never joins the group. (AdminClient.list_consumer_group_offsets of
@@ -373,11 +401,12 @@ class Cluster:
         # The first question goes to the admin client: it can say why nobody answers.
         self.cluster_id()
         answers = self._patiently(lambda: self._fetch_committed(group, partitions))
-        result: dict[Partition, int | None] = {}
+        result: dict[Partition, Committed | None] = {}
         for answer in answers:
             if answer.error is not None:
                 raise to_laneway(answer.error, position(answer.topic, answer.partition))
-            result[answer.topic, answer.partition] = answer.offset if answer.offset >= 0 else None
+            found = Committed(answer.offset, answer.metadata or "") if answer.offset >= 0 else None
+            result[answer.topic, answer.partition] = found
         return result
 
     def _fetch_committed(self, group: str, partitions: Sequence[Partition]) -> list[TopicPartition]:
@@ -396,10 +425,12 @@ class Cluster:
         """Committed, start and end of each partition, read in the order that keeps lag ≥ 0."""
         committed = self.committed(group, partitions)
         marks = self.watermarks(partitions)
-        return tuple(
-            PartitionOffsets(topic, number, committed[topic, number], mark.start, mark.end)
-            for (topic, number), mark in sorted(marks.items())
-        )
+        found = []
+        for (topic, number), mark in sorted(marks.items()):
+            at = committed[topic, number]
+            offset, metadata = (None, "") if at is None else (at.offset, at.metadata)
+            found.append(PartitionOffsets(topic, number, offset, mark.start, mark.end, metadata))
+        return tuple(found)
 
     # --- asking --------------------------------------------------------------------------------
 

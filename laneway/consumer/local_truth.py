@@ -19,10 +19,8 @@ from concurrent.futures import Executor, Future
 from itertools import chain
 from typing import Protocol
 
-import msgspec
-
 from laneway.consumer.journal import Journal
-from laneway.consumer.partition import Partition, Unpublished
+from laneway.consumer.partition import NOTE_EVERY_MS, Partition, Unpublished
 from laneway.consumer.settler import Cycle, PartCycle, Step
 from laneway.errors import LedgerError
 from laneway.lanes.forward import Forward, ForwardKind, stub
@@ -33,24 +31,6 @@ log = logging.getLogger("laneway")
 
 PUBLISH_WAIT_MS = 200
 RESEND_AFTER_MS = 1000
-METADATA_EVERY_MS = 1000
-
-
-class CommitNote(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """Counts that travel as the metadata of a source offset, for people who look at lag.
-
-    Attributes:
-        waiting: records in memory, those that run included.
-        moved_ms: when the committed offset last moved.
-    """
-
-    running: int = 0
-    waiting: int = 0
-    retries: int = 0
-    parked: int = 0
-    open_cases: int = 0
-    blocked_by: str = ""
-    moved_ms: int = 0
 
 
 class Refusal:
@@ -316,8 +296,8 @@ class LocalTruth:
 
     def _offsets_of(self, partition: Partition, now_ms: int) -> list[tuple[str, int, int, str]]:
         offsets = []
-        metadata = _metadata(partition)
-        stale = metadata != partition.metadata and now_ms - partition.metadata_ms >= METADATA_EVERY_MS
+        note = partition.note()
+        stale = note != partition.committed_note and now_ms - partition.noted_ms >= NOTE_EVERY_MS
         for channel in partition.durable:
             offset = partition.committable(channel)
             before = partition.committed.get(channel)
@@ -326,37 +306,16 @@ class LocalTruth:
                 continue
             source = channel is Channel.SOURCE
             if offset != before or (source and stale):
-                shown = metadata if source else ""
+                shown = note if source else ""
                 offsets.append((partition.topic_of(channel), partition.partition, offset, shown))
                 self._asked.append((partition, channel, offset))
                 if source:
-                    partition.metadata, partition.metadata_ms = metadata, now_ms
+                    partition.committed_note, partition.noted_ms = note, now_ms
         return offsets
 
     def _fail(self, cycle: Cycle, part: PartCycle, error: LedgerError) -> None:
         part.partition.failure = error
         cycle.parts.remove(part)
-
-
-def _metadata(partition: Partition) -> str:
-    """What `offsets show` prints beside a lag; for display only, nothing depends on it."""
-    board = partition.board
-    if board is None:
-        return ""
-    blocked = partition.paused.get(Channel.SOURCE, "")
-    if not blocked and partition.outbox:
-        oldest = next(iter(partition.outbox.values())).forward
-        blocked = f"{oldest.kind.name.lower()} of offset {oldest.offset} not published"
-    shown = CommitNote(
-        running=board.running,
-        waiting=board.in_memory,
-        retries=board.retries_waiting,
-        parked=board.parked,
-        open_cases=board.open_cases,
-        blocked_by=blocked,
-        moved_ms=partition.moved_ms,
-    )
-    return msgspec.json.encode(shown).decode()
 
 
 def _without(settlements: list[Settlement], gone: list[Settlement]) -> list[Settlement]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import time
 from enum import Enum
 
+import msgspec
+
 from laneway.consumer.topics import TopicNames
 from laneway.errors import LanewayError
 from laneway.lanes.board import Board
@@ -16,6 +18,26 @@ from laneway.lanes.forward import Forward, ForwardKind, Home
 from laneway.lanes.record import Channel
 from laneway.lanes.settlement import Settlement
 from laneway.store.port import LedgerStore
+
+NOTE_EVERY_MS = 1000
+"""How often a note that changed is committed again beside an offset that did not."""
+
+
+class CommitNote(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """Counts that travel as the metadata of a source offset, for people who look at lag.
+
+    Attributes:
+        waiting: records in memory, those that run included.
+        moved_ms: when the committed offset last moved.
+    """
+
+    running: int = 0
+    waiting: int = 0
+    retries: int = 0
+    parked: int = 0
+    open_cases: int = 0
+    blocked_by: str = ""
+    moved_ms: int = 0
 
 
 class State(Enum):
@@ -65,16 +87,16 @@ class Partition:
         "assigned_s",
         "board",
         "committed",
+        "committed_note",
         "durable",
         "epoch",
         "failure",
         "home",
         "ledger",
         "lost",
-        "metadata",
-        "metadata_ms",
         "moved_ms",
         "names",
+        "noted_ms",
         "outbox",
         "paused",
         "published",
@@ -106,8 +128,8 @@ class Partition:
         self.unacked: list[Settlement] = []
         self.paused: dict[Channel, str] = {}
         self.failure: LanewayError | None = None
-        self.metadata = ""
-        self.metadata_ms = 0
+        self.committed_note = ""
+        self.noted_ms = 0
         self.moved_ms = 0
         self.lost = False
         self.assigned_s = time.monotonic()
@@ -147,6 +169,30 @@ class Partition:
             if entry.forward.channel == channel and entry.forward.offset >= 0
         ]
         return min(self.durable[channel], *owed) if owed else self.durable[channel]
+
+    def note(self) -> str:
+        """What `offsets show` prints beside a lag; for display only, nothing depends on it."""
+        board = self.board
+        if board is None:
+            return ""
+        blocked = self.paused.get(Channel.SOURCE, "")
+        if not blocked and self.outbox:
+            oldest = next(iter(self.outbox.values())).forward
+            blocked = f"{oldest.kind.name.lower()} of offset {oldest.offset} not published"
+        note = CommitNote(
+            running=board.running,
+            waiting=board.in_memory,
+            retries=board.retries_waiting,
+            parked=board.parked,
+            open_cases=board.open_cases,
+            blocked_by=blocked,
+            moved_ms=self.moved_ms,
+        )
+        return msgspec.json.encode(note).decode()
+
+    def is_note_stale(self, now_ms: int) -> bool:
+        """Whether people who look at lag would see old counts."""
+        return now_ms - self.noted_ms >= NOTE_EVERY_MS and self.note() != self.committed_note
 
     def is_behind(self) -> bool:
         """Whether anything is still owed to Kafka."""

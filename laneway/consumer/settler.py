@@ -127,7 +127,8 @@ class Settler:
             if partition.board is None or partition.failure is not None:
                 continue
             cut = partition.board.cut(now_ms)
-            if cut is not None or (partition.is_behind() and not partition.lost):
+            owes = partition.is_behind() or (not urgent and partition.is_note_stale(now_ms))
+            if cut is not None or (owes and not partition.lost):
                 parts.append(PartCycle(partition, cut))
         self._cut_ms = now_ms
         if parts:

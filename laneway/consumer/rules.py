@@ -71,7 +71,11 @@ def _exception_class(name: str) -> type[BaseException]:
             mend="write it as module.Class, for example builtins.TimeoutError",
         ) from error
     if not (isinstance(found, type) and issubclass(found, BaseException)):
-        raise ConfigError("this is no exception class", where=f"retry.temporary = {name}")
+        raise ConfigError(
+            "this is no exception class",
+            where=f"retry.temporary = {name}",
+            mend="name a class that derives from Exception, for example builtins.TimeoutError",
+        )
     return found
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from laneway.consumer import topics
 from laneway.consumer.journal import Journal
 from laneway.consumer.kafka import Cluster
+from laneway.consumer.rules import envelope_of, temporary_of
 from laneway.consumer.settings import Settings
 from laneway.consumer.settler import CrashPoint, no_crash
 from laneway.consumer.worker import Worker
@@ -33,6 +34,10 @@ def build_worker(
         ConfigError: the journal cannot be written, or a class of retry.temporary does not exist.
         AppImportError: the pipeline has no handler.
     """
+    # What needs no cluster is checked before one is asked, and before the state directory is marked.
+    temporary_of(settings)
+    for source in settings.sources:
+        envelope_of(settings, source, pipeline.decode)
     names = topics.all_topic_names(settings)
     with Cluster(settings) as cluster:
         cluster_id = cluster.cluster_id()

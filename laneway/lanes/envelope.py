@@ -21,30 +21,33 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Callable, Mapping, Sequence
-from enum import Enum
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Annotated, Final, Literal, Protocol, cast
 
 import msgspec
 
 from laneway.errors import ConfigError
-from laneway.lanes.failures import TemporaryFailure, Unavailable
+from laneway.lanes.pointer import (
+    MAX_DIGITS,
+    MAX_INTEGER,
+    MISSING,
+    UNDECODABLE,
+    Decoded,
+    Document,
+    Kind,
+    UnreadableError,
+    is_utf8,
+    pointer_tokens,
+)
 from laneway.lanes.record import Record, keyed_lane, lane_of_one
 
 MAX_TEXT_BYTES: Final = 4096
 """The longest id or key, in UTF-8 bytes."""
 
-MAX_INTEGER: Final = 2**63 - 1
-"""The largest sequence and contract version."""
-
 UNKNOWN_VERSION: Final = "unknown-contract-version"
 
-_MAX_DIGITS: Final = len(str(MAX_INTEGER))
 _BASE64: Final = "b64:"
-_BAD_ESCAPE: Final = re.compile("~(?![01])")
-# RFC 6901: digits without leading zeros; "-" names the member after the last, which is none.
-_INDEX: Final = re.compile("0|[1-9][0-9]{0,17}")
 _PLACES: Final = (
     'write "header:NAME", "key" or "json:/pointer"; ids also "position", the payload also "value"'
 )
@@ -152,18 +155,18 @@ class Envelope:
                 record.fault = "tombstone"
             return
         try:
-            document: _Document
+            document: Document
             if self._decode is not None:
-                document = _Decoded(record.value, self._decode)
+                document = Decoded(record.value, self._decode)
             elif (found := self._flat_of(record.value)) is None or self._flat is None:
-                document = _Document(record.value)
+                document = Document(record.value)
             elif self._flat.complete:
                 self._take(record, found)
                 return
             else:
                 document = _Flattened(record.value, found, self._flat.names)
             self._read(record, document, topic, partition)
-        except _UnreadableError as unreadable:
+        except UnreadableError as unreadable:
             record.fault = unreadable.fault
 
     def _flat_of(self, value: bytes | None) -> _Found | None:
@@ -175,9 +178,9 @@ class Envelope:
             return None
         try:
             found = self._flat.decode(value)
-        except _UNDECODABLE:
+        except UNDECODABLE:
             return None
-        return found if _is_utf8(value) else None
+        return found if is_utf8(value) else None
 
     def _take(self, record: Record, found: _Found) -> None:
         """Every field stands in the value, and in it as it should."""
@@ -196,11 +199,11 @@ class Envelope:
                 record.misfit = UNKNOWN_VERSION
         record.payload = record.value if self._payload is None else bytes(found.payload)
 
-    def _read(self, record: Record, document: _Document, topic: str, partition: int) -> None:
+    def _read(self, record: Record, document: Document, topic: str, partition: int) -> None:
         """Every place, every shape, and the reason when there is none.
 
         Raises:
-            _UnreadableError: nothing of the record was changed.
+            UnreadableError: nothing of the record was changed.
         """
         message_id = _text(self._message_id, record, document, topic, partition)
         effect_key = _text(self._effect_key, record, document, topic, partition)
@@ -217,10 +220,10 @@ class Envelope:
             misfit = "" if version in self._accepts else UNKNOWN_VERSION
         if record.value is not None:
             payload = document.whole() if self._payload is None else document.find(self._payload.tokens)
-            if payload is _MISSING:
+            if payload is MISSING:
                 # Another version of the contract may have it elsewhere; nobody is going to read it here.
                 if not misfit or self._payload is None:
-                    raise _UnreadableError("missing-field", self._payload)
+                    raise _unreadable("missing-field", self._payload)
                 payload = None
         record.message_id, record.effect_key = message_id, effect_key
         record.sequence_key, record.sequence, record.version = sequence_key, sequence, version
@@ -257,20 +260,6 @@ class _Field(msgspec.Struct, frozen=True):
     tokens: tuple[str, ...] = ()
 
 
-def pointer_tokens(pointer: str) -> tuple[str, ...]:
-    """The reference tokens of an RFC 6901 pointer below the root.
-
-    Raises:
-        ValueError: it does not start with "/", or has a "~" that is neither "~0" nor "~1".
-    """
-    if not pointer.startswith("/"):
-        raise ValueError('a JSON pointer (RFC 6901) starts with "/"')
-    if _BAD_ESCAPE.search(pointer):
-        raise ValueError('in a JSON pointer (RFC 6901) "~" is written "~0", and "/" in a name "~1"')
-    # In this order: "~01" is the name "~1".
-    return tuple(token.replace("~1", "/").replace("~0", "~") for token in pointer[1:].split("/"))
-
-
 def _field(name: str, rule: str, *others: Literal["header", "key", "position"]) -> _Field:
     kind, colon, rest = rule.partition(":")
     if kind == "json" and colon:
@@ -290,210 +279,8 @@ def _field(name: str, rule: str, *others: Literal["header", "key", "position"]) 
 # --- one record --------------------------------------------------------------------------------
 
 
-class _UnreadableError(Exception):
-    """Ends the reading of one record; `fault` is all that is told of it."""
-
-    def __init__(self, word: str, field: _Field | None = None, how: str = "") -> None:
-        super().__init__(word)
-        self.fault = word if field is None else f"{word}: {field.name} at {field.place}{how}"
-
-
-class _Kind(Enum):
-    """What stands at a place where neither a text nor an integer does."""
-
-    MISSING = "missing"
-    NULL = "null"
-    BOOLEAN = "a boolean"
-    NUMBER = "a number with a fraction or exponent"
-    ARRAY = "an array"
-    OBJECT = "an object"
-    OTHER = "of no JSON type"
-
-
-_MISSING: Final = _Kind.MISSING
-# By the first byte of a value, after strings; what is left is a number.
-_KINDS: Final = {
-    ord("n"): _Kind.NULL,
-    ord("t"): _Kind.BOOLEAN,
-    ord("f"): _Kind.BOOLEAN,
-    ord("["): _Kind.ARRAY,
-    ord("{"): _Kind.OBJECT,
-}
-_QUOTE, _BRACE, _BRACKET = b'"{['
-
-_Level = Mapping[str, msgspec.Raw] | Sequence[msgspec.Raw]
-_decode_object: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_decode_array: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
-_decode_raw: Final = msgspec.json.Decoder(msgspec.Raw).decode
-_decode_text: Final = msgspec.json.Decoder(str).decode
-_UNDECODABLE: Final = (msgspec.MsgspecError, ValueError, RecursionError)
-
-
-class _Document:
-    """A JSON value. It is opened only as far as pointers lead; what they find is its exact bytes."""
-
-    __slots__ = ("_levels", "_value")
-
-    def __init__(self, value: bytes | None) -> None:
-        self._value = value
-        self._levels: dict[tuple[str, ...], _Level] = {}
-
-    def whole(self) -> object:
-        """The whole value."""
-        return self._value
-
-    def find(self, tokens: tuple[str, ...]) -> object:
-        """What stands there, or MISSING.
-
-        Raises:
-            _UnreadableError: the value is not what it has to be for any pointer.
-        """
-        if self._value is None:
-            return _MISSING
-        level = self._levels.get(())
-        if level is None:
-            level = self._levels[()] = _open_root(self._value)
-        raw = b""
-        for depth, token in enumerate(tokens, 1):
-            if depth > 1:
-                level = self._levels.get(tokens[: depth - 1])
-                if level is None:
-                    level = self._levels[tokens[: depth - 1]] = _open(raw)
-            found = _step(level, token)
-            if not isinstance(found, msgspec.Raw):
-                return _MISSING
-            raw = bytes(found)
-        return raw
-
-    def leaf(self, tokens: tuple[str, ...]) -> str | int | _Kind:
-        """The text or integer that stands there, or what does instead."""
-        raw = self.find(tokens)
-        if not isinstance(raw, bytes):
-            return _MISSING
-        if raw[0] == _QUOTE:
-            try:
-                return _decode_text(raw)
-            except _UNDECODABLE:
-                raise _UnreadableError("undecodable-json") from None
-        return _KINDS.get(raw[0]) or _json_number(raw)
-
-
-class _Decoded(_Document):
-    """What a pipeline's `decode` makes of the value. Its code is foreign, and may fail in any way."""
-
-    __slots__ = ("_decode", "_object")
-
-    def __init__(self, value: bytes | None, decode: Callable[[bytes], object]) -> None:
-        super().__init__(value)
-        self._decode = decode
-        self._object: object = _MISSING
-
-    def whole(self) -> object:
-        """The decoded object."""
-        if self._object is _MISSING and self._value is not None:
-            try:
-                self._object = self._decode(self._value)
-            except (TemporaryFailure, Unavailable):
-                raise
-            except Exception:  # noqa: BLE001 - whatever it is, these bytes have no object
-                raise _UnreadableError("undecodable-value") from None
-        return self._object
-
-    def find(self, tokens: tuple[str, ...]) -> object:
-        """What stands there, or MISSING."""
-        found = self.whole()
-        try:
-            for token in tokens:
-                found = _step(found, token)
-        except Exception:  # noqa: BLE001 - an object that cannot be walked was not decoded
-            raise _UnreadableError("undecodable-value") from None
-        return found
-
-    def leaf(self, tokens: tuple[str, ...]) -> str | int | _Kind:
-        """The text or integer that stands there, or what does instead."""
-        found = self.find(tokens)
-        if isinstance(found, _Kind):
-            return found
-        return _python_leaf(found)
-
-
-def _open_root(value: bytes) -> _Level:
-    if not _is_utf8(value):
-        raise _UnreadableError("undecodable-json")
-    try:
-        return _decode_object(value)
-    except msgspec.ValidationError:
-        pass  # JSON so far, but no object
-    except _UNDECODABLE:
-        raise _UnreadableError("undecodable-json") from None
-    try:
-        return _open(bytes(_decode_raw(value)))
-    except _UNDECODABLE:
-        raise _UnreadableError("undecodable-json") from None
-
-
-def _open(raw: bytes) -> _Level:
-    """The members of one JSON value; a scalar has none."""
-    try:
-        if raw[0] == _BRACE:
-            return _decode_object(raw)
-        return _decode_array(raw) if raw[0] == _BRACKET else ()
-    except _UNDECODABLE:
-        raise _UnreadableError("undecodable-json") from None
-
-
-def _step(container: object, token: str) -> object:
-    """One step of a pointer: by name into a mapping, by index into a sequence."""
-    if isinstance(container, Mapping):
-        found: object = container.get(token, _MISSING)
-        return found
-    if (
-        isinstance(container, Sequence)
-        and not isinstance(container, str | bytes | bytearray)
-        and _INDEX.fullmatch(token)
-        and int(token) < len(container)
-    ):
-        member: object = container[int(token)]
-        return member
-    return _MISSING
-
-
-def _python_leaf(found: object) -> str | int | _Kind:
-    match found:
-        case None:
-            return _Kind.NULL
-        case bool():
-            return _Kind.BOOLEAN
-        case str() | int():
-            return found
-        case float():
-            return _Kind.NUMBER
-        case Mapping():
-            return _Kind.OBJECT
-        case list() | tuple():
-            return _Kind.ARRAY
-        case _:
-            return _Kind.OTHER
-
-
-def _json_number(raw: bytes) -> int | _Kind:
-    digits = raw.removeprefix(b"-")
-    if not digits.isdigit():
-        return _Kind.NUMBER
-    # An integer may have a million digits: what is out of range anyway is not worth converting.
-    number = int(digits) if len(digits) <= _MAX_DIGITS else MAX_INTEGER + 1
-    return number if digits is raw or not number else -1
-
-
-def _is_utf8(value: bytes) -> bool:
-    # msgspec passes over what it does not decode, broken bytes included.
-    if value.isascii():
-        return True
-    try:
-        value.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+def _unreadable(word: str, field: _Field | None, how: str = "") -> UnreadableError:
+    return UnreadableError(word if field is None else f"{word}: {field.name} at {field.place}{how}")
 
 
 def _outside(field: _Field, record: Record) -> bytes | None:
@@ -506,7 +293,7 @@ def _outside(field: _Field, record: Record) -> bytes | None:
     return None
 
 
-def _text(field: _Field, record: Record, document: _Document, topic: str, partition: int) -> str:
+def _text(field: _Field, record: Record, document: Document, topic: str, partition: int) -> str:
     if field.kind == "position":
         # A topic name has no "/", so no two positions agree. A retry keeps the position it came from.
         return f"{topic}/{partition}/{record.origin_offset}"
@@ -514,47 +301,47 @@ def _text(field: _Field, record: Record, document: _Document, topic: str, partit
         text = document.leaf(field.tokens)
     else:
         raw = _outside(field, record)
-        text = _MISSING if raw is None else key_text(raw)
-    if text is _MISSING:
-        raise _UnreadableError("missing-field", field)
+        text = MISSING if raw is None else key_text(raw)
+    if text is MISSING:
+        raise _unreadable("missing-field", field)
     if not isinstance(text, str):
-        what = text.value if isinstance(text, _Kind) else "a number"
-        raise _UnreadableError("mistyped-field", field, f" is {what}")
+        what = text.value if isinstance(text, Kind) else "a number"
+        raise _unreadable("mistyped-field", field, f" is {what}")
     if not text:
-        raise _UnreadableError("empty-field", field)
+        raise _unreadable("empty-field", field)
     try:
         size = len(text) if text.isascii() else len(text.encode())
     except UnicodeEncodeError:
-        raise _UnreadableError("mistyped-field", field, " has half a surrogate pair") from None
+        raise _unreadable("mistyped-field", field, " has half a surrogate pair") from None
     if size > MAX_TEXT_BYTES:
-        raise _UnreadableError("oversized-field", field)
+        raise _unreadable("oversized-field", field)
     return text
 
 
-def _integer(field: _Field, record: Record, document: _Document) -> int:
+def _integer(field: _Field, record: Record, document: Document) -> int:
     if field.kind == "json":
         number = document.leaf(field.tokens)
     else:
         raw = _outside(field, record)
-        number = _MISSING if raw is None else _decimal(field, raw)
-    if number is _MISSING:
-        raise _UnreadableError("missing-field", field)
+        number = MISSING if raw is None else _decimal(field, raw)
+    if number is MISSING:
+        raise _unreadable("missing-field", field)
     if not isinstance(number, int):
-        what = number.value if isinstance(number, _Kind) else "a string"
-        raise _UnreadableError("mistyped-field", field, f" is {what}")
+        what = number.value if isinstance(number, Kind) else "a string"
+        raise _unreadable("mistyped-field", field, f" is {what}")
     if not 0 <= number <= MAX_INTEGER:
-        raise _UnreadableError("out-of-range-field", field)
+        raise _unreadable("out-of-range-field", field)
     return int(number)
 
 
 def _decimal(field: _Field, raw: bytes) -> int:
     if not raw:
-        raise _UnreadableError("empty-field", field)
+        raise _unreadable("empty-field", field)
     # `bytes.isdigit` knows ASCII only; `int` would also take signs, spaces and underscores.
     if not raw.isdigit():
-        raise _UnreadableError("mistyped-field", field, " is not decimal digits")
+        raise _unreadable("mistyped-field", field, " is not decimal digits")
     digits = raw.lstrip(b"0")
-    return int(digits or b"0") if len(digits) <= _MAX_DIGITS else MAX_INTEGER + 1
+    return int(digits or b"0") if len(digits) <= MAX_DIGITS else MAX_INTEGER + 1
 
 
 # --- the usual case ----------------------------------------------------------------------------
@@ -584,7 +371,7 @@ class _FlatReader(msgspec.Struct, frozen=True):
     complete: bool
 
 
-class _Flattened(_Document):
+class _Flattened(Document):
     """A value that a flat reader has opened."""
 
     __slots__ = ("_found", "_names")
@@ -599,7 +386,7 @@ class _Flattened(_Document):
         raw: msgspec.Raw = getattr(self._found, self._names[tokens[0]])
         return bytes(raw)
 
-    def leaf(self, tokens: tuple[str, ...]) -> str | int | _Kind:
+    def leaf(self, tokens: tuple[str, ...]) -> str | int | Kind:
         """The text or integer; the decoder has let nothing else pass."""
         leaf: str | int = getattr(self._found, self._names[tokens[0]])
         return leaf

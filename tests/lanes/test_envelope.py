@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 
 from laneway.errors import ConfigError
 from laneway.lanes.envelope import (
-    MAX_INTEGER,
     MAX_TEXT_BYTES,
     Envelope,
     EnvelopeRules,
     key_text,
-    pointer_tokens,
 )
 from laneway.lanes.failures import Unavailable
+from laneway.lanes.pointer import MAX_INTEGER, pointer_tokens
 from laneway.lanes.record import Channel, Headers, Record, keyed_lane, lane_of_one
 
 USUAL = EnvelopeRules()

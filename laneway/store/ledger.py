@@ -66,6 +66,7 @@ class LedgerReads:
         return LedgerStats(
             entries=self._store.estimated_keys(),
             disk_bytes=tree_bytes(self._store.path),
+            parked=meta.parked if meta else 0,
             parked_bytes=meta.parked_bytes if meta else 0,
             open_cases=meta.open_cases if meta else 0,
             writer=meta.writer if meta else "",

@@ -104,7 +104,7 @@ class MemoryLedger:
     def cases(self, limit: int = 1000, after: str = "") -> list[Case]:
         """Open cases by ascending case id, those beyond `after`, at most `limit`."""
         found = self._open().cases
-        # By their bytes, as a store sorts: Python sorts text by code point, which is the same in UTF-8.
+        # A store sorts by bytes; UTF-8 keeps the order of code points, by which Python sorts text.
         return [found[name] for name in sorted(name for name in found if name > after)[:limit]]
 
     def stats(self) -> LedgerStats:
@@ -115,6 +115,7 @@ class MemoryLedger:
         return LedgerStats(
             entries=len(state.effects) + len(state.lanes) + parked + len(state.cases) + len(state.outbox),
             disk_bytes=0,
+            parked=meta.parked if meta else 0,
             parked_bytes=meta.parked_bytes if meta else 0,
             open_cases=meta.open_cases if meta else 0,
             writer=meta.writer if meta else "",

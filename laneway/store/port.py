@@ -38,6 +38,7 @@ class LedgerStats(msgspec.Struct, frozen=True):
 
     entries: int
     disk_bytes: int
+    parked: int
     parked_bytes: int
     open_cases: int
     writer: str

@@ -12,6 +12,7 @@ from laneway.errors import LedgerError, StateDirError
 from laneway.lanes.view import PutCase, PutEffect
 from laneway.store import codec
 from laneway.store.ledger import Ledger
+from laneway.store.port import LedgerReading
 from laneway.store.reader import LedgerReader
 from tests.store.builders import IDENTITY, case, effect, meta
 from tests.store.test_contract import put_parked
@@ -51,7 +52,8 @@ def test_it_reads_what_is_written_while_it_is_written(store: Path) -> None:
             assert len(reader.parked("k", None, 100)) == cycle - 1
         owner.apply([PutCase("c", case("c"))], meta(40), [])
         reader.refresh()
-        assert reader.cases() == [case("c")]
+        reading: LedgerReading = reader
+        assert reading.cases() == [case("c")]
         assert reader.case("c") == case("c")
     owner.close()
 

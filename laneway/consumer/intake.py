@@ -22,7 +22,7 @@ from laneway.errors import RefusedError
 from laneway.lanes.envelope import Envelope
 from laneway.lanes.failures import HandlerSignal, Unavailable
 from laneway.lanes.forward import read_retry
-from laneway.lanes.record import Channel, Record
+from laneway.lanes.record import Channel, Headers, Record
 
 log = logging.getLogger("laneway")
 
@@ -30,6 +30,8 @@ READ_AGAIN_MS: Final = 1000
 SATURATED_MS: Final = 500
 """How long a full worker just does not poll before it pauses its sources: a pause throws the
 client's prefetched records away, so a short one would cost more than it saves."""
+
+UNDECODABLE_HEADERS: Final = "undecodable-headers"
 
 
 class Unread:
@@ -148,6 +150,8 @@ class Intake:
 
         A schema registry that is down dead-letters nothing: the partition waits, the record is kept.
         """
+        if record.fault:
+            return True
         home = partition.home
         try:
             self._envelopes[home.topic].read(record, home.topic, home.partition)
@@ -255,11 +259,20 @@ def _record(message: Message, channel: Channel) -> Record:
     kind, timestamp_ms = message.timestamp()
     offset = message.offset()
     assert offset is not None
-    return Record(
+    headers: Headers = ()
+    fault = ""
+    try:
+        headers = tuple(message.headers() or ())  # type: ignore[arg-type]
+    except (SystemError, UnicodeError):
+        # Kafka lets a header's name be any bytes; the client cannot show such a record's headers at all.
+        fault = UNDECODABLE_HEADERS
+    record = Record(
         channel,
         offset,
         message.key(),
         message.value(),
-        tuple(message.headers() or ()),  # type: ignore[arg-type]
+        headers,
         0 if kind == TIMESTAMP_NOT_AVAILABLE else timestamp_ms,
     )
+    record.fault = fault
+    return record

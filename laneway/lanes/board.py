@@ -14,13 +14,11 @@ followers and open cases by `blocked`, which names the channel to pause and why.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from itertools import islice
 
 import msgspec
 
-from laneway.errors import LanewayError
 from laneway.lanes.admission import (
     IN_TURN,
     IN_TURN_OF_ONE,
@@ -28,6 +26,7 @@ from laneway.lanes.admission import (
     PLACES,
     Action,
     Decision,
+    Order,
     Place,
     Step,
     held,
@@ -40,22 +39,18 @@ from laneway.lanes.case import Case
 from laneway.lanes.due import DueHeap
 from laneway.lanes.effect import FINISHED, Effect
 from laneway.lanes.envelope import Envelope
-from laneway.lanes.follower import revive
+from laneway.lanes.follower import revive_all
 from laneway.lanes.forward import Home
-from laneway.lanes.frontier import Frontier, Seen
-from laneway.lanes.lane import NEW_LANE, HoldKind, Lane
+from laneway.lanes.frontier import Seen, reopened
+from laneway.lanes.lane import HoldKind, Lane
 from laneway.lanes.overlay import Known, Overlay
 from laneway.lanes.record import Channel, Record, is_lane_of_one
 from laneway.lanes.run import Run
 from laneway.lanes.settlement import Settled, Settlement
 from laneway.lanes.settling import Rules, Settling
 from laneway.lanes.verdict import Ack, Wait
-from laneway.lanes.view import ChannelMark, LedgerView, Meta, Opening
-from laneway.lanes.work import EffectsInHand, Work
-
-
-class BoardError(LanewayError):
-    """The ledger contradicts itself: the partition stops, nothing is lost."""
+from laneway.lanes.view import LedgerView, Meta, Opening
+from laneway.lanes.work import EffectsInHand, Lanes, Work
 
 
 class Cut(msgspec.Struct, frozen=True):
@@ -99,23 +94,20 @@ class Board:
         self._owner = owner
         self._handed_before = dict(opening.handed_over)
         marks = opening.meta.marks if opening.meta is not None else {}
-        self._frontiers = {channel: _frontier(start, marks.get(channel)) for channel, start in starts.items()}
+        self._frontiers = {channel: reopened(start, marks.get(channel)) for channel, start in starts.items()}
         self.in_memory = 0
         self.in_memory_bytes = 0
         self.handed_over: dict[Channel, int] = {}
         self._cycle = 1
-        self._committed = 0
-        self._lanes: dict[str, Work] = {}
-        self._ready: deque[Work] = deque()
-        self._behind_commit: list[Work] = []
-        self._resting: DueHeap[Work] = DueHeap()
+        self._lanes = Lanes(self._ledger.lanes)
         self._retries: DueHeap[Record] = DueHeap(rules.max_retries_waiting)
         self._settled: list[Settlement] = []
         self._moved = False
         self._in_hand = EffectsInHand()
         self._full_lanes: set[str] = set()
-        for lane in opening.lanes_with_parked:
-            self._wake(self._work_of([lane])[0])
+        for work in self._lanes.of(opening.lanes_with_parked):
+            self._watch_bound(work.lane, work.state)
+            self._lanes.wake(work)
 
     # -- what comes in
 
@@ -123,13 +115,12 @@ class Board:
         """Take records as they were polled, each channel in its own order."""
         arrived = []
         for record in records:
-            frontier = self._frontiers[record.channel]
-            seen = frontier.see(record.offset)
+            record.redelivered = record.offset <= self._handed_before.get(record.channel, -1)
+            seen = self._frontiers[record.channel].see(record.offset)
             if seen is not Seen.NEW:
                 if seen is Seen.SETTLED:
                     self._settled.append(Settlement(record, Settled.DUPLICATE, [], "already-settled"))
                 continue
-            record.redelivered = record.offset <= self._handed_before.get(record.channel, -1)
             if record.due_ms > now_ms:
                 # Waiting for their time they have a bound of their own, so that many retries do not
                 # starve the source.
@@ -142,7 +133,7 @@ class Board:
                 self._settle(self._settling.unusable(record, now_ms), None)
             else:
                 arrived.append(record)
-        self._enter(arrived)
+        self._lanes.enter(arrived)
 
     def reached(self, channel: Channel, position: int) -> None:
         """The end of a channel was read: nothing lies between its last record and `position`."""
@@ -154,14 +145,13 @@ class Board:
         due = self._retries.pop_due(now_ms, self._rules.max_retries_waiting)
         for record in due:
             self._count(record)
-        self._enter(due)
-        for work in self._resting.pop_due(now_ms, 1 << 30):
-            self._wake(work)
+        self._lanes.enter(due)
+        self._lanes.tick(now_ms)
 
     @property
     def next_due_ms(self) -> int | None:
         """When `tick` will next have something to do; None when nothing waits for time."""
-        due = [d for d in (self._retries.next_due_ms, self._resting.next_due_ms) if d is not None]
+        due = [d for d in (self._retries.next_due_ms, self._lanes.next_due_ms) if d is not None]
         return min(due, default=None)
 
     def blocked(self) -> dict[Channel, str]:
@@ -188,16 +178,13 @@ class Board:
         """
         runs: list[Run] = []
         handed = 0
-        while self._ready and handed < budget:
-            batch = [self._ready.popleft() for _ in range(min(len(self._ready), budget - handed))]
+        while self._lanes.has_ready and handed < budget:
+            batch = self._lanes.take_ready(budget - handed)
             known: Known = {}
             self._ledger.read_effects(
                 (record for work in batch for record in islice(work.waiting, self._rules.max_run)), known
             )
             for work in batch:
-                work.ready = False
-                if work.run is not None:
-                    continue
                 records = self._judge(work, known, now_ms)
                 if records:
                     run = Run(work.lane, records, self._epoch, self._owner)
@@ -205,7 +192,7 @@ class Board:
                     handed += len(records)
                     runs.append(run)
                 else:
-                    self._let_go(work)
+                    self._lanes.let_go(work)
         for run in runs:
             for record in run.records:
                 if not record.parked and record.offset > self.handed_over.get(record.channel, -1):
@@ -227,8 +214,7 @@ class Board:
         for record, outcome in zip(run.records, run.outcomes, strict=False):
             if isinstance(outcome.verdict, Wait):
                 rest.insert(0, record)
-                work.rest_until_ms = now_ms + outcome.verdict.retry_after_ms
-                self._resting.push(work.rest_until_ms, work)
+                self._lanes.rest(work, now_ms + outcome.verdict.retry_after_ms)
                 break
             healed = self._healed_by(record, work.state)
             settlement, after = self._settling.verdict(record, outcome, work.state, healed, now_ms)
@@ -237,7 +223,7 @@ class Board:
         for record in rest:
             self._release_effect(record.effect_key)
         work.waiting.extendleft(record for record in reversed(rest) if not record.parked)
-        self._wake(work)
+        self._lanes.wake(work)
         return True
 
     def abandon(self, run: Run) -> None:
@@ -271,13 +257,15 @@ class Board:
         )
 
     def committed(self, cut: Cut) -> None:
-        """A cut is durable: what waited for it may go on."""
-        self._committed = max(self._committed, cut.number)
+        """A cut is durable: what waited for it may go on, what the ledger now knows is forgotten."""
+        self._lanes.commit(cut.number)
+        for work in self._in_hand.commit(cut.number):
+            self._lanes.wake(work)
         for settlement in cut.settlements:
-            self._forget(settlement, cut.number)
-        waiting, self._behind_commit = self._behind_commit, []
-        for work in waiting:
-            self._wake(work)
+            self._ledger.forget(settlement, cut.number)
+            work_done = self._lanes.get(settlement.record.lane)
+            if work_done is not None:
+                self._lanes.let_go(work_done)
 
     @property
     def pending(self) -> int:
@@ -287,7 +275,7 @@ class Board:
     @property
     def running(self) -> int:
         """Runs that are out with handlers."""
-        return sum(1 for work in self._lanes.values() if work.run is not None)
+        return self._lanes.running
 
     @property
     def parked(self) -> int:
@@ -310,10 +298,7 @@ class Board:
 
     def stop(self) -> None:
         """Let nothing further start; what a handler has in hand may finish."""
-        self._ready.clear()
-        for work in self._lanes.values():
-            if work.run is not None:
-                work.run.stop = True
+        self._lanes.stop()
 
     # -- judging
 
@@ -322,8 +307,8 @@ class Board:
         while work.rest_until_ms <= now_ms:
             # Before any source or retry record of a free lane: its parked followers.
             parked = work.state.hold is None and work.state.parked > 0
-            if parked and work.barrier > self._committed:
-                self._behind_commit.append(work)
+            if parked and work.barrier > self._lanes.committed:
+                self._lanes.await_commit(work)
                 break
             records = self._parked_of(work) if parked else list(islice(work.waiting, self._rules.max_run))
             if not records:
@@ -372,7 +357,7 @@ class Board:
             and (parked or not lane.parked)
             and record.channel is Channel.SOURCE
             and not record.misfit
-            and place(self._rules.order, record.sequence, before.sequence, None) is Place.NEXT
+            and self._place(record, before.sequence, None) is Place.NEXT
             and record.effect_key not in self._in_hand
             and self._ledger.effect(record.effect_key, known) is None
         )
@@ -393,15 +378,12 @@ class Board:
                 self._settle(self._settling.dropped(record, "stale-retry-copy"), work)
                 return False
             return self._start(work, record, now_ms)
-        step = PLACES[
-            place(self._rules.order, record.sequence, work.state.last, self._rules.first_sequence),
-            held(work.state),
-        ]
+        step = PLACES[self._place(record, work.state.last, self._rules.first_sequence), held(work.state)]
         if step is Step.PARK:
-            self._settle(*self._with(work, self._settling.park(record, work.state, now_ms)))
+            self._settle_in(work, self._settling.park(record, work.state, now_ms))
             return False
         if step is Step.OPEN_GAP:
-            self._settle(*self._with(work, self._settling.gap(record, work.state, now_ms)))
+            self._settle_in(work, self._settling.gap(record, work.state, now_ms))
             return False
         in_turn = step is Step.JUDGE_IN_TURN
         decision = self._decide(record, effect, in_turn)
@@ -414,18 +396,23 @@ class Board:
                 record, effect, work.state, healed, in_turn=in_turn, now_ms=now_ms
             )
             sure = self._ledger.is_committed(record.effect_key) and healed is None
-            self._settle(*self._with(work, done), barrier=not sure)
+            self._settle_in(work, done, barrier=not sure)
             return False
-        holds = decision.action is Action.HOLD
-        self._settle(
-            *self._with(
-                work,
-                self._settling.conflict(
-                    record, decision.reason, work.state, healed, holds=holds, now_ms=now_ms
-                ),
-            )
+        done = self._settling.conflict(
+            record,
+            decision.reason,
+            work.state,
+            healed,
+            holds=decision.action is Action.HOLD,
+            now_ms=now_ms,
         )
+        self._settle_in(work, done)
         return False
+
+    def _place(self, record: Record, last: int | None, first_sequence: int | None) -> Place:
+        """Where a record stands in its lane. Without a sequence key it has no number, only its arrival."""
+        order = Order.ARRIVAL if record.sequence_key is None else self._rules.order
+        return place(order, record.sequence, last, first_sequence)
 
     def _decide(self, record: Record, effect: Effect | None, in_turn: bool) -> Decision:
         if effect is not None and effect.state in FINISHED:
@@ -437,22 +424,20 @@ class Board:
 
     def _start(self, work: Work, record: Record, now_ms: int) -> bool | None:
         """A record whose turn has come: it runs, or it is refused unseen, or the lane waits."""
-        if work.barrier > self._committed:
-            self._behind_commit.append(work)
+        if work.barrier > self._lanes.committed:
+            self._lanes.await_commit(work)
             return None
         if not record.misfit:
             return True
         record.payload_hash = payload_hash(record.payload, record.value)
         healed = self._healed_by(record, work.state)
-        done = self._settling.misfit(record, work.state, healed, now_ms)
-        self._settle(*self._with(work, done))
+        self._settle_in(work, self._settling.misfit(record, work.state, healed, now_ms))
         return False
 
     # -- keeping the books
 
-    @staticmethod
-    def _with(work: Work, done: tuple[Settlement, Lane]) -> tuple[Settlement, Work, Lane]:
-        return done[0], work, done[1]
+    def _settle_in(self, work: Work, done: tuple[Settlement, Lane], *, barrier: bool = True) -> None:
+        self._settle(done[0], work, done[1], barrier=barrier)
 
     def _settle(
         self, settlement: Settlement, work: Work | None, after: Lane | None = None, *, barrier: bool = True
@@ -460,20 +445,24 @@ class Board:
         """Book a settlement: lane, counters, frontier, and what must wait for its commit."""
         record = settlement.record
         self._settled.append(settlement)
-        in_hand = self._in_hand.held_by(record.effect_key, record.lane)
         self._ledger.book(settlement, self._cycle)
         if work is not None:
             work.touched = self._cycle
             if barrier:
                 work.barrier = self._cycle
+                # No follower is read back before that cycle is durable, and then the ledger is right.
+                work.cursor = None
+            elif record.parked and settlement.ends:
+                work.cursor = (record.sequence, record.origin_offset)
             if after is not None:
                 self._ledger.book_parked(work.state, after)
                 self._watch_bound(work.lane, after)
                 work.state = after
-            if record.parked and settlement.ends:
-                work.cursor = (record.sequence, record.origin_offset)
-        if in_hand and not barrier:
-            self._release_effect(record.effect_key)
+            if self._in_hand.held_by(record.effect_key, work.lane):
+                if barrier:
+                    self._in_hand.keep(record.effect_key, self._cycle)
+                else:
+                    self._release_effect(record.effect_key)
         if not record.parked:
             self._frontiers[record.channel].settle(record.offset)
             self.in_memory -= 1
@@ -489,51 +478,9 @@ class Board:
         else:
             self._full_lanes.discard(lane)
 
-    def _forget(self, settlement: Settlement, number: int) -> None:
-        """Drop what the ledger now knows itself."""
-        self._ledger.forget(settlement, number)
-        record = settlement.record
-        if record.lane:
-            work = self._lanes.get(record.lane)
-            if work is not None:
-                if work.run is None and self._in_hand.held_by(record.effect_key, record.lane):
-                    self._release_effect(record.effect_key)
-                self._let_go(work)
-
     def _release_effect(self, effect_key: str) -> None:
         for work in self._in_hand.release(effect_key):
-            self._wake(work)
-
-    def _enter(self, records: Sequence[Record]) -> None:
-        """Put records in front of their lanes."""
-        if not records:
-            return
-        for record, work in zip(records, self._work_of([r.lane for r in records]), strict=True):
-            work.waiting.append(record)
-            if not work.ready and work.run is None:
-                work.ready = True
-                self._ready.append(work)
-
-    def _work_of(self, lanes: Sequence[str]) -> list[Work]:
-        """The lanes in memory, those of a whole batch read at once."""
-        here = self._lanes
-        missing = list({lane for lane in lanes if lane not in here})
-        if missing:
-            for lane, state in zip(missing, self._ledger.lanes(missing), strict=True):
-                here[lane] = Work(lane, state if state is not None else NEW_LANE)
-        return [here[lane] for lane in lanes]
-
-    def _wake(self, work: Work) -> None:
-        if not work.ready and work.run is None:
-            work.ready = True
-            self._ready.append(work)
-
-    def _let_go(self, work: Work) -> None:
-        """An idle lane costs no memory once all it did is committed."""
-        idle = work.run is None and not work.waiting and not work.ready
-        free_with_parked = work.state.hold is None and work.state.parked
-        if idle and work.touched <= self._committed and not free_with_parked:
-            self._lanes.pop(work.lane, None)
+            self._lanes.wake(work)
 
     def _healed_by(self, record: Record, lane: Lane) -> Case | None:
         """The gap case that this record's settlement closes."""
@@ -544,24 +491,7 @@ class Board:
 
     def _parked_of(self, work: Work) -> list[Record]:
         found = self._ledger.parked(work.lane, work.cursor, self._rules.max_run)
-        if not found:
-            raise BoardError(
-                f"the lane counts {work.state.parked} parked records and the ledger has none",
-                where=f"{self._home.topic}-{self._home.partition}, lane {work.lane[1:]!r}",
-                mend="stop the group and report this; no record was lost or run",
-            )
-        followers = [revive(key, parked, self._envelope, self._home) for key, parked in found]
+        followers = revive_all(found, work.lane, self._envelope, self._home)
         for record in followers:
             record.redelivered = record.offset <= self._handed_before.get(Channel.SOURCE, -1)
         return followers
-
-
-def _frontier(start: int, mark: ChannelMark | None) -> Frontier:
-    """Where a channel stands: as the ledger says, unless reading starts beyond that.
-
-    An operator may have moved the group's offset forward; what lies between is theirs to answer for.
-    """
-    if mark is None or start > mark.frontier:
-        above = mark.settled if mark is not None else ()
-        return Frontier(start, tuple((max(first, start), end) for first, end in above if end > start))
-    return Frontier(mark.frontier, mark.settled)

@@ -1,11 +1,35 @@
-"""A parked follower as a record again."""
+"""Parked followers as records again."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from laneway.errors import LanewayError
 from laneway.lanes.envelope import Envelope
 from laneway.lanes.forward import Home
 from laneway.lanes.lane import Parked, ParkedKey
 from laneway.lanes.record import Channel, Record, is_lane_of_one
+
+
+class LostFollowersError(LanewayError):
+    """The ledger contradicts itself: the partition stops, nothing is lost."""
+
+
+def revive_all(
+    found: Sequence[tuple[ParkedKey, Parked]], lane: str, envelope: Envelope, home: Home
+) -> list[Record]:
+    """Read back the followers of a lane that counts some.
+
+    Raises:
+        LostFollowersError: there is none; running what comes next would break the order.
+    """
+    if not found:
+        raise LostFollowersError(
+            "a lane counts parked records and the ledger has none",
+            where=f"{home.topic}-{home.partition}, lane {lane[1:]!r}",
+            mend="stop the group and report this; no record was lost or run",
+        )
+    return [revive(key, parked, envelope, home) for key, parked in found]
 
 
 def revive(key: ParkedKey, parked: Parked, envelope: Envelope, home: Home) -> Record:

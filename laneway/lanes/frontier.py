@@ -150,3 +150,14 @@ class Frontier:
             position = max(position, self._loaded.popleft()[1])
         self._loaded_at = self._loaded[0][0] if self._loaded else _NOTHING_LOADED
         self._position = position
+
+
+def reopened(start: int, mark: ChannelMark | None) -> Frontier:
+    """Where a channel stands: as the ledger says, unless reading starts beyond that.
+
+    An operator may have moved the group's offset forward; what lies between is theirs to answer for.
+    """
+    if mark is None or start > mark.frontier:
+        above = mark.settled if mark is not None else ()
+        return Frontier(start, tuple((max(first, start), end) for first, end in above if end > start))
+    return Frontier(mark.frontier, mark.settled)

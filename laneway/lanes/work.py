@@ -1,14 +1,17 @@
-"""A lane in memory: what waits in front of it, what is out with a handler, what must commit first.
+"""Lanes in memory: what waits in front of one, what is out with a handler, what must commit first.
 
-Beside it the effect keys that have work in hand anywhere on the board: one effect key never has
-two deliveries at once, whatever lanes its records stand in.
+`Work` is one of them, `Lanes` the queue of all that may have something to judge, with those that
+wait for a commit or for time. `EffectsInHand` knows the effect keys that are being worked on: one
+effect key never has two deliveries at once, whatever lanes its records stand in. Nothing here judges.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Sequence
 
-from laneway.lanes.lane import Lane
+from laneway.lanes.due import DueHeap
+from laneway.lanes.lane import NEW_LANE, Lane
 from laneway.lanes.record import Record
 from laneway.lanes.run import Run
 
@@ -20,7 +23,8 @@ class Work:
         waiting: records not judged yet, in the order they came.
         barrier: the cycle that must be committed before a delivery of this lane may start.
         touched: the last cycle that a settlement of this lane belongs to.
-        cursor: the last follower read back and settled; what follows it is still parked.
+        cursor: the last follower that is settled while the ledger still has it; what follows it
+            is still parked. None when the ledger can be believed.
         rest_until_ms: a dependency was unavailable; nothing starts before.
         ready: whether it stands in the queue of lanes to be judged.
     """
@@ -39,14 +43,131 @@ class Work:
         self.ready = False
 
 
+class Lanes:
+    """All lanes of a board that have something in memory, and the order in which to look at them.
+
+    Args:
+        read: stored lanes by id, in the order asked.
+
+    Attributes:
+        committed: the last cycle that is durable.
+    """
+
+    __slots__ = ("_behind_commit", "_here", "_read", "_ready", "_resting", "committed")
+
+    def __init__(self, read: Callable[[Sequence[str]], Sequence[Lane | None]]) -> None:
+        self._read = read
+        self._here: dict[str, Work] = {}
+        self._ready: deque[Work] = deque()
+        self._behind_commit: dict[str, Work] = {}
+        self._resting: DueHeap[Work] = DueHeap()
+        self.committed = 0
+
+    def __len__(self) -> int:
+        return len(self._here)
+
+    def get(self, lane: str) -> Work | None:
+        """A lane that is in memory."""
+        return self._here.get(lane)
+
+    def of(self, lanes: Sequence[str]) -> list[Work]:
+        """These lanes, in the order asked; those not in memory are read at once."""
+        here = self._here
+        missing = list({lane for lane in lanes if lane not in here})
+        if missing:
+            for lane, state in zip(missing, self._read(missing), strict=True):
+                here[lane] = Work(lane, state if state is not None else NEW_LANE)
+        return [here[lane] for lane in lanes]
+
+    def enter(self, records: Sequence[Record]) -> None:
+        """Put records in front of their lanes."""
+        if not records:
+            return
+        for record, work in zip(records, self.of([r.lane for r in records]), strict=True):
+            work.waiting.append(record)
+            if not work.ready and work.run is None:
+                work.ready = True
+                self._ready.append(work)
+
+    def wake(self, work: Work) -> None:
+        """Look at this lane again; while it has a run out there is nothing to see."""
+        if not work.ready and work.run is None:
+            work.ready = True
+            self._ready.append(work)
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether a lane waits to be judged."""
+        return bool(self._ready)
+
+    def take_ready(self, limit: int) -> list[Work]:
+        """The lanes to judge next, longest waiting first; one that has a run out is passed over."""
+        ready = self._ready
+        taken = [ready.popleft() for _ in range(min(len(ready), limit))]
+        for work in taken:
+            work.ready = False
+        return [work for work in taken if work.run is None]
+
+    def rest(self, work: Work, until_ms: int) -> None:
+        """Start nothing of this lane before that time."""
+        work.rest_until_ms = until_ms
+        self._resting.push(until_ms, work)
+
+    def tick(self, now_ms: int) -> None:
+        """Wake the lanes that have rested."""
+        for work in self._resting.pop_due(now_ms, len(self._resting)):
+            self.wake(work)
+
+    @property
+    def next_due_ms(self) -> int | None:
+        """When the first lane has rested; None when none rests."""
+        return self._resting.next_due_ms
+
+    def await_commit(self, work: Work) -> None:
+        """Look at this lane again after the next commit."""
+        self._behind_commit[work.lane] = work
+
+    def commit(self, cycle: int) -> None:
+        """A cycle is durable: wake what waited for one."""
+        self.committed = max(self.committed, cycle)
+        waiting, self._behind_commit = self._behind_commit, {}
+        for work in waiting.values():
+            self.wake(work)
+
+    def let_go(self, work: Work) -> None:
+        """An idle lane costs no memory once all it did is committed."""
+        idle = work.run is None and not work.waiting and not work.ready
+        free_with_parked = work.state.hold is None and work.state.parked
+        # The lane may have been let go before and be back as another object by now.
+        here = self._here.get(work.lane) is work
+        if here and idle and work.touched <= self.committed and not free_with_parked:
+            del self._here[work.lane]
+
+    @property
+    def running(self) -> int:
+        """Lanes with a run out."""
+        return sum(1 for work in self._here.values() if work.run is not None)
+
+    def stop(self) -> None:
+        """Let nothing further start; what a handler has in hand may finish."""
+        self._ready.clear()
+        for work in self._here.values():
+            if work.run is not None:
+                work.run.stop = True
+
+
 class EffectsInHand:
     """Which lane has work in hand for an effect key, and which lanes wait for that to end."""
 
-    __slots__ = ("_lane_of", "_waiting")
+    __slots__ = ("_kept", "_lane_of", "_waiting")
 
     def __init__(self) -> None:
         self._lane_of: dict[str, str] = {}
-        self._waiting: dict[str, list[Work]] = {}
+        self._waiting: dict[str, dict[str, Work]] = {}
+        self._kept: deque[tuple[int, str]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._lane_of)
 
     def __contains__(self, effect_key: str) -> bool:
         return effect_key in self._lane_of
@@ -61,9 +182,20 @@ class EffectsInHand:
 
     def wait(self, effect_key: str, work: Work) -> None:
         """Note a lane whose next record needs the effect to be settled first."""
-        self._waiting.setdefault(effect_key, []).append(work)
+        self._waiting.setdefault(effect_key, {})[work.lane] = work
 
     def release(self, effect_key: str) -> list[Work]:
         """The effect is settled, or was never started: the lanes that may look again."""
         self._lane_of.pop(effect_key, None)
-        return self._waiting.pop(effect_key, [])
+        return list(self._waiting.pop(effect_key, {}).values())
+
+    def keep(self, effect_key: str, cycle: int) -> None:
+        """The effect is settled, but stays in hand until that cycle is durable."""
+        self._kept.append((cycle, effect_key))
+
+    def commit(self, cycle: int) -> list[Work]:
+        """Release what was kept for this cycle; returns the lanes that may look again."""
+        woken = []
+        while self._kept and self._kept[0][0] <= cycle:
+            woken += self.release(self._kept.popleft()[1])
+        return woken

@@ -7,7 +7,7 @@ for everything, and has traps; each is dealt with here and nowhere else:
   traceback of an error;
 - an iterator ends at a damaged block as if at the end: its status is asked before "no more" is believed;
 - `close` beside a thread inside `flush_wal` can abort the process: they exclude each other;
-- a secondary's try_catch_up_with_primary gets stuck for good when it meets a record half written, and
+- a secondary's try_catch_up_with_primary now and then gets stuck for good beside a busy writer, and
   says nothing; so it is not used, see `reader`;
 - a store that is there already is opened with the column family options it was left with, less those
   that have no text form: no shared cache, no filters. So the family is always named, with ours;

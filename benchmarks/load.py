@@ -1,0 +1,65 @@
+"""The records that every subject reads: made once for a measurement, the same bytes for all of them.
+
+Each record is the envelope of Laneway's defaults around a payload of four fields, with its sequence
+key as the Kafka key and one header. Keys come in random order from a fixed seed; the sequence numbers
+of a key ascend without holes.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Iterator
+
+from tests.broker.cluster import Cluster, Outgoing
+
+SEED = 20_240_229
+PRODUCE_DEADLINE_S = 120.0
+_TRACE = b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+def publish(cluster: Cluster, topic: str, *, partitions: int, records: int, keys: int) -> float:
+    """Make the topic and fill it.
+
+    Returns:
+        The mean size of a value in bytes.
+    """
+    cluster.create_topic(topic, partitions)
+    total = 0
+
+    def counted() -> Iterator[Outgoing]:
+        nonlocal total
+        for record in _records(records, keys):
+            total += len(record.value or b"")
+            yield record
+
+    cluster.produce(topic, counted(), deadline_s=PRODUCE_DEADLINE_S)
+    return total / records
+
+
+def _records(records: int, keys: int) -> Iterator[Outgoing]:
+    chance = random.Random(SEED)
+    last: Counter[int] = Counter()
+    for number in range(records):
+        key = chance.randrange(keys)
+        last[key] += 1
+        sequence_key = f"customer-{key:06}"
+        value = {
+            "messageId": f"m-{number:08}",
+            "effectKey": f"reminder-{key:06}-{last[key]}",
+            "sequenceKey": sequence_key,
+            "sequence": last[key],
+            "version": 1,
+            "payload": {
+                "invoice": f"invoice-{number:08}",
+                "amount_cents": chance.randrange(1, 1_000_000),
+                "currency": "EUR",
+                "is_final": number % 3 == 0,
+            },
+        }
+        yield Outgoing(
+            json.dumps(value, separators=(",", ":")).encode(),
+            key=sequence_key.encode(),
+            headers=[("traceparent", _TRACE)],
+        )

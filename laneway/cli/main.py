@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from laneway.cli import config, topics
+from laneway.cli import config, dlq, ledger, offsets, review, topics
 from laneway.cli.output import say
 from laneway.cli.run import run
 from laneway.errors import LanewayError
@@ -39,6 +39,10 @@ app.command(
     name="run",
     epilog="Example: laneway run ./reminders.py:pipeline -c laneway.toml --journal journal.ndjson",
 )(run)
+app.add_typer(offsets.app, name="offsets")
+app.add_typer(review.app, name="review")
+app.add_typer(dlq.app, name="dlq")
+app.add_typer(ledger.app, name="ledger")
 app.add_typer(topics.app, name="topics")
 app.add_typer(config.app, name="config")
 

@@ -34,6 +34,10 @@ Sources = Annotated[
 ]
 Output = Annotated[Format, typer.Option("-o", "--output", help="Format of the data on standard output.")]
 Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do it without asking.")]
+Timeout = Annotated[
+    float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="How long reading a topic may take.")
+]
+Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, help="Show at most this many.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done and change nothing.")]
 
 

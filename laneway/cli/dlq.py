@@ -1,0 +1,216 @@
+"""`laneway dlq`: the rejected records. Their bytes are shown only when somebody asks for them."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Annotated, Final
+
+import typer
+
+from laneway.cli import options
+from laneway.cli.columns import Column, age_text, detailed, instant_text, listed
+from laneway.cli.output import Cell, Format, emit, say
+from laneway.consumer import inspect_dead_letters as letters
+from laneway.consumer import inspect_offsets, inspect_topics
+from laneway.consumer.inspect_dead_letters import DeadLetter, Group
+from laneway.consumer.kafka import Cluster
+from laneway.errors import UsageError
+from laneway.lanes.forward import foreign
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at rejected records.")
+
+
+class GroupBy(StrEnum):
+    """The values of --group-by."""
+
+    REASON = "reason"
+    ERROR_CLASS = "error-class"
+
+
+_GROUPED_BY: Final[dict[GroupBy, Callable[[DeadLetter], str | None]]] = {
+    GroupBy.REASON: lambda letter: letter.reason,
+    GroupBy.ERROR_CLASS: lambda letter: letter.error_class,
+}
+
+
+def _columns(now_ms: int) -> tuple[Column[DeadLetter], ...]:
+    return (
+        Column("id", lambda letter: letter.letter_id),
+        Column("reason", lambda letter: letter.reason),
+        Column("error_class", lambda letter: letter.error_class),
+        Column(
+            "failed_ms",
+            lambda letter: letter.failed_ms,
+            "failed",
+            lambda letter: None if letter.failed_ms is None else age_text(now_ms - letter.failed_ms),
+        ),
+        Column("origin", lambda letter: letter.origin),
+        Column("key", lambda letter: letter.sequence_key),
+        Column("sequence", lambda letter: letter.sequence, ""),
+        Column("effect_key", lambda letter: letter.effect_key),
+        Column("message_id", lambda letter: letter.message_id, ""),
+        Column("attempt", lambda letter: letter.attempt),
+        Column("size_bytes", lambda letter: letter.size_bytes, "size"),
+        Column(
+            "sha256",
+            lambda letter: letter.sha256,
+            None,
+            lambda letter: letter.sha256[:12] if letter.sha256 else None,
+        ),
+        Column("stub", lambda letter: letter.stub, ""),
+        Column("case", lambda letter: letter.case_id, ""),
+        Column("forward_id", lambda letter: letter.forward_id, ""),
+        Column("ours", lambda letter: letter.ours, ""),
+    )
+
+
+def _details(*, payload: bool) -> tuple[Column[DeadLetter], ...]:
+    words: dict[str, Callable[[DeadLetter], Cell]] = {
+        "failed_ms": lambda letter: instant_text(letter.failed_ms),
+        "first_failed_ms": lambda letter: instant_text(letter.first_failed_ms),
+        "sha256": lambda letter: letter.sha256,
+    }
+    columns = [
+        *_columns(0),
+        Column[DeadLetter]("first_failed_ms", lambda letter: letter.first_failed_ms),
+        Column[DeadLetter](
+            "header_names", lambda letter: [name for name, _ in foreign(letter.record.headers)]
+        ),
+    ]
+    if payload:
+        columns += [
+            Column("record_key", lambda letter: _utf8(letter.record.key), text=lambda x: _text(x.record.key)),
+            Column("record_key_base64", lambda letter: _base64(letter.record.key), ""),
+            Column(
+                "payload", lambda letter: _utf8(letter.record.value), text=lambda x: _text(x.record.value)
+            ),
+            Column("payload_base64", lambda letter: _base64(letter.record.value), ""),
+            Column(
+                "headers",
+                lambda letter: [f"{name}={_text(value)}" for name, value in foreign(letter.record.headers)],
+            ),
+        ]
+    return tuple(
+        column
+        if column.name.endswith("_base64")
+        else Column(
+            column.name, column.of, column.name.removesuffix("_ms"), words.get(column.name, column.text)
+        )
+        for column in columns
+    )
+
+
+_GROUPS: Final[tuple[Column[Group], ...]] = (
+    Column("name", lambda group: group.name),
+    Column("letters", lambda group: group.letters),
+    Column("bytes", lambda group: group.bytes),
+    Column("first_ms", lambda group: group.first_ms, "first", lambda group: instant_text(group.first_ms)),
+    Column("last_ms", lambda group: group.last_ms, "last", lambda group: instant_text(group.last_ms)),
+    Column("example", lambda group: group.example),
+)
+
+
+@app.command(name="list", epilog="Example: laneway dlq list -b localhost:9092 -g reminders --group-by reason")
+def list_(
+    config: options.ConfigFile = None,
+    sets: options.Sets = None,
+    bootstrap: options.Bootstrap = None,
+    group: options.GroupId = None,
+    sources: options.Sources = None,
+    output: options.Output = Format.TABLE,
+    reason: Annotated[
+        str | None, typer.Option(metavar="REASON", help="Only this reason; reads the whole topic.")
+    ] = None,
+    group_by: Annotated[
+        GroupBy | None, typer.Option("--group-by", help="Count instead of list; reads the whole topic.")
+    ] = None,
+    limit: options.Limit = 50,
+    timeout: options.Timeout = 60.0,
+) -> None:
+    """List the newest rejected records, newest first; never a payload or a header's value."""
+    loaded = options.load_settings(
+        config, sets, bootstrap=bootstrap, group=group, sources=sources, inspect=True
+    )
+    settings = loaded.settings
+    if reason is not None and group_by is not None:
+        raise UsageError("--reason and --group-by do not go together", mend="give one of them")
+    facts: dict[str, Cell] = {"group": settings.group}
+    with Cluster(settings) as cluster:
+        topics = [names.dlq for names in inspect_offsets.companions_of(settings, cluster)]
+        if group_by is not None:
+            records = inspect_topics.read(
+                settings, inspect_topics.extents(cluster, topics), timeout_s=timeout
+            )
+            groups = letters.summarise(records, settings.group, _GROUPED_BY[group_by])
+            named = [Column("name", _GROUPS[0].of, group_by.value), *_GROUPS[1:]]
+            facts["by"] = group_by.value
+            emit(listed("dlq.groups", named, groups[:limit], output, facts), output)
+            return
+        found = letters.newest(settings, cluster, topics, limit=limit, reason=reason, timeout_s=timeout)
+    if found.copies:
+        say(f"{found.copies} copies of records listed here are left out (same forward id)")
+    strangers = sum(not letter.ours for letter in found.letters)
+    if strangers:
+        say(f"{strangers} of these records were not written by this group, so nothing is known of them")
+    emit(listed("dlq.list", _columns(_now_ms()), found.letters, output, facts), output)
+
+
+@app.command(epilog="Example: laneway dlq show invoices.reminders.dlq/3@17 -b localhost:9092 -g reminders")
+def show(
+    letter_id: Annotated[
+        str,
+        typer.Argument(
+            metavar="ID", help="TOPIC/PARTITION@OFFSET; PARTITION@OFFSET where there is one topic."
+        ),
+    ],
+    config: options.ConfigFile = None,
+    sets: options.Sets = None,
+    bootstrap: options.Bootstrap = None,
+    group: options.GroupId = None,
+    sources: options.Sources = None,
+    output: options.Output = Format.TABLE,
+    show_payload: Annotated[
+        bool,
+        typer.Option(
+            "--show-payload", help="Print key, value and header values too, escaped. They may be secret."
+        ),
+    ] = False,
+    timeout: options.Timeout = 60.0,
+) -> None:
+    """Show one rejected record: why, since when, and from where."""
+    loaded = options.load_settings(
+        config, sets, bootstrap=bootstrap, group=group, sources=sources, inspect=True
+    )
+    settings = loaded.settings
+    with Cluster(settings) as cluster:
+        topics = [names.dlq for names in inspect_offsets.companions_of(settings, cluster)]
+        place, offset = letters.parse_id(letter_id, topics)
+        letter = letters.find(settings, cluster, place, offset, timeout_s=timeout)
+    if not letter.ours:
+        say("this record was not written by this group, so nothing is known of it but its bytes")
+    if letter.stub:
+        say(f"its value was too large for the topic; the original is at {letter.origin}")
+    emit(detailed("dlq.show", _details(payload=show_payload), [letter], output), output)
+
+
+def _utf8(content: bytes | None) -> str | None:
+    """The bytes as text, None when they are none; `_base64` has them then."""
+    try:
+        return None if content is None else content.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _base64(content: bytes | None) -> str | None:
+    return None if content is None or _utf8(content) is not None else base64.b64encode(content).decode()
+
+
+def _text(content: bytes | None) -> str | None:
+    return None if content is None else content.decode("utf-8", "backslashreplace")
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

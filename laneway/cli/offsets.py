@@ -1,0 +1,77 @@
+"""`laneway offsets`: how far a group is, partition by partition."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from laneway.cli import options
+from laneway.cli.columns import Column, age_text, listed
+from laneway.cli.output import Format, emit
+from laneway.consumer import inspect_offsets
+from laneway.consumer.inspect_offsets import Standing
+from laneway.consumer.kafka import Cluster
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at a group's offsets.")
+
+
+@app.callback()
+def _group() -> None:
+    """Keeps `show` a command of its own while it is the only one."""
+
+
+_COLUMNS: tuple[Column[Standing], ...] = (
+    Column("topic", lambda row: row.offsets.topic),
+    Column("partition", lambda row: row.offsets.partition),
+    Column("committed", lambda row: row.offsets.committed),
+    Column("log_start", lambda row: row.offsets.start),
+    Column("log_end", lambda row: row.offsets.end),
+    Column("lag", lambda row: row.offsets.lag),
+    Column("running", lambda row: row.note.running if row.note else None),
+    Column("waiting", lambda row: row.note.waiting if row.note else None, ""),
+    Column("retries", lambda row: row.note.retries if row.note else None, ""),
+    Column("parked", lambda row: row.note.parked if row.note else None),
+    Column("open_cases", lambda row: row.note.open_cases if row.note else None, ""),
+    Column("blocked_by", lambda row: row.blocked_by or None),
+    Column("age_ms", lambda row: row.age_ms, "age", lambda row: age_text(row.age_ms)),
+    Column(
+        "member",
+        lambda row: row.owner.client_id if row.owner else None,
+        "member",
+        lambda row: f"{row.owner.client_id}/{row.owner.host}" if row.owner else None,
+    ),
+    Column("host", lambda row: row.owner.host if row.owner else None, ""),
+    Column("member_id", lambda row: row.owner.member_id if row.owner else None, ""),
+    Column("instance_id", lambda row: row.owner.instance_id if row.owner else None, ""),
+)
+
+
+@app.command(epilog="Example: laneway offsets show -b localhost:9092 -g reminders")
+def show(
+    config: options.ConfigFile = None,
+    sets: options.Sets = None,
+    bootstrap: options.Bootstrap = None,
+    group: options.GroupId = None,
+    sources: options.Sources = None,
+    output: options.Output = Format.TABLE,
+    everything: Annotated[
+        bool, typer.Option("--all", help="The retry and commands topics too, not only the sources.")
+    ] = False,
+) -> None:
+    """Print committed offset, log, lag and owner of each partition; -b and -g are enough.
+
+    COMMITTED is - where nothing was committed, and LAG then counts from the log's start. RUNNING,
+    PARKED and BLOCKED-BY are the worker's own counts as of its last commit. AGE is the time since
+    the committed offset last moved, while there is lag.
+    """
+    loaded = options.load_settings(
+        config, sets, bootstrap=bootstrap, group=group, sources=sources, inspect=True
+    )
+    settings = loaded.settings
+    with Cluster(settings) as cluster:
+        names = inspect_offsets.sources_of(settings, cluster)
+        now_ms = time.time_ns() // 1_000_000
+        rows = inspect_offsets.standings(settings, cluster, names, now_ms, companions=everything)
+    emit(listed("offsets.show", _COLUMNS, rows, output, {"group": settings.group}), output)

@@ -1,0 +1,219 @@
+"""`laneway review`: the cases a person must decide, read from the review topics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Annotated, Final
+
+import typer
+
+from laneway.cli import options
+from laneway.cli.columns import Column, age_text, detailed, instant_text, listed
+from laneway.cli.output import Cell, Format, emit, say
+from laneway.consumer import inspect_offsets, inspect_topics
+from laneway.consumer.inspect_cases import CaseBook
+from laneway.consumer.kafka import Cluster
+from laneway.consumer.settings import Settings
+from laneway.errors import RefusedError, UsageError
+from laneway.lanes.case import REASONS
+from laneway.lanes.forward import ReviewNews
+
+app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Look at the cases that wait for a person."
+)
+
+# What a person does next, by reason, in the words of the case. Holding or not is said beside it.
+_NEXT: Final[dict[str, str]] = {
+    "sequence-gap": "Ask the publisher of key {key} for sequence {sequence}. If it is late, let it come: "
+    "it is taken by itself, and this case closes as predecessor-arrived. If it was never sent, have it sent.",
+    "sequence-stale": "The record at {place} was not run. `laneway ledger lookup` tells what was done "
+    "under its effect key.",
+    "effect-conflict": "The record at {place} was not run. Compare its payload with the one that made the "
+    "effect: `laneway ledger lookup` tells its position.",
+    "outcome-unknown": "Look at the target for effect {effect} before anything else: running it blindly "
+    "may do it twice.",
+    "attempts-exhausted": "Mend what refused it ({cause}). Nothing of effect {effect} is recorded as done.",
+    "unclassified-failure": "Find {cause}, fingerprint {fingerprint}, in the worker's standard error, and "
+    "look at the target: the handler may have done a part of effect {effect}.",
+    "review-requested": "Do the check that the handler asked for.",
+    "rejected": "`laneway dlq list` has the record of {place} and says why it was refused. Decide whether "
+    "key {key} can go on without it.",
+    "unknown-contract-version": "Deploy a release that accepts this version, or correct the publisher.",
+}
+
+
+def _place(news: ReviewNews) -> str:
+    return f"{news.topic}/{news.partition}@{news.offset}"
+
+
+def _state(news: ReviewNews) -> str:
+    return "open" if news.resolution is None else "resolved"
+
+
+def _columns(now_ms: int, *, resolved: bool) -> tuple[Column[ReviewNews], ...]:
+    """The fields of a case; a list leaves out what only `show` needs."""
+    hidden: str | None = "" if not resolved else None
+    return (
+        Column("case", lambda news: news.case_id),
+        Column("state", _state, hidden),
+        Column("reason", lambda news: news.reason),
+        Column("key", lambda news: news.sequence_key),
+        Column("sequence", lambda news: news.sequence if news.sequence_key is not None else None),
+        Column("effect_key", lambda news: news.effect_key or None, ""),
+        Column("message_id", lambda news: news.message_id or None, ""),
+        Column("attempts", lambda news: news.attempts),
+        Column("opened_ms", lambda news: news.opened_ms, "opened", lambda news: _ago(news.opened_ms, now_ms)),
+        Column("topic", lambda news: news.topic),
+        Column("partition", lambda news: news.partition),
+        Column("offset", lambda news: news.offset),
+        Column("holds", lambda news: news.holds),
+        Column("cause", lambda news: news.cause or None, ""),
+        Column("fingerprint", lambda news: news.fingerprint or None, ""),
+        Column("required_check", lambda news: news.required_check, ""),
+        Column("actions", lambda news: news.actions, ""),
+        Column("version", lambda news: news.version, ""),
+        Column("resolution", lambda news: news.resolution, hidden),
+        Column(
+            "resolved_ms",
+            lambda news: news.resolved_ms,
+            "resolved" if resolved else "",
+            lambda news: _ago(news.resolved_ms, now_ms),
+        ),
+    )
+
+
+def _details(now_ms: int) -> tuple[Column[ReviewNews], ...]:
+    """Every field of one case, and what comes next."""
+    words: dict[str, Callable[[ReviewNews], str | None]] = {
+        "opened_ms": lambda news: _instant_and_age(news.opened_ms, now_ms),
+        "resolved_ms": lambda news: _instant_and_age(news.resolved_ms, now_ms),
+    }
+    listed_ones = (
+        Column(column.name, column.of, column.name.removesuffix("_ms"), words.get(column.name))
+        for column in _columns(now_ms, resolved=True)
+    )
+    return (*listed_ones, Column("next", next_step))
+
+
+@app.command(
+    name="list", epilog="Example: laneway review list -b localhost:9092 -g reminders --reason sequence-gap"
+)
+def list_(
+    config: options.ConfigFile = None,
+    sets: options.Sets = None,
+    bootstrap: options.Bootstrap = None,
+    group: options.GroupId = None,
+    sources: options.Sources = None,
+    output: options.Output = Format.TABLE,
+    reason: Annotated[str | None, typer.Option(metavar="REASON", help="Only cases of this reason.")] = None,
+    key: Annotated[
+        str | None, typer.Option(metavar="KEY", help="Only cases of this sequence key, or effect key.")
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Resolved cases too; at most --limit of them, the latest.")
+    ] = False,
+    limit: options.Limit = 100,
+    timeout: options.Timeout = 60.0,
+) -> None:
+    """List open cases, the one that waits longest first; `review show CASE` tells all of one."""
+    loaded = options.load_settings(
+        config, sets, bootstrap=bootstrap, group=group, sources=sources, inspect=True
+    )
+    if reason is not None and reason not in REASONS:
+        raise UsageError(f"{reason!r} is no reason of a case", mend=f"there are {', '.join(sorted(REASONS))}")
+
+    def wanted(news: ReviewNews) -> bool:
+        return (reason is None or news.reason == reason) and (
+            key is None or key in (news.sequence_key, news.effect_key)
+        )
+
+    book = _read(
+        loaded.settings,
+        CaseBook(loaded.settings.group, wanted=wanted, keep_resolved=limit if everything else 0),
+        timeout,
+    )
+    cases = book.open()
+    shown = (cases + book.resolved())[:limit]
+    if len(shown) < len(cases):
+        say(f"{len(shown)} of {len(cases)} open cases; --limit {len(cases)} shows the others")
+    facts: dict[str, Cell] = {"group": loaded.settings.group, "open": len(cases)}
+    columns = _columns(_now_ms(), resolved=everything)
+    emit(listed("review.list", columns, shown, output, facts), output)
+
+
+@app.command(epilog="Example: laneway review show sequence-gap-0123456789ab -b localhost:9092 -g reminders")
+def show(
+    case_id: Annotated[str, typer.Argument(metavar="CASE", help="Its id, as `review list` prints it.")],
+    config: options.ConfigFile = None,
+    sets: options.Sets = None,
+    bootstrap: options.Bootstrap = None,
+    group: options.GroupId = None,
+    sources: options.Sources = None,
+    output: options.Output = Format.TABLE,
+    timeout: options.Timeout = 60.0,
+) -> None:
+    """Show one case, open or resolved: what it is about, what to check, what may be done, what is next."""
+    loaded = options.load_settings(
+        config, sets, bootstrap=bootstrap, group=group, sources=sources, inspect=True
+    )
+    book = _read(
+        loaded.settings,
+        CaseBook(loaded.settings.group, wanted=lambda news: news.case_id == case_id, keep_resolved=1),
+        timeout,
+    )
+    found = (book.open() or book.resolved())[:1]
+    if not found:
+        raise RefusedError(
+            f"there is no case {case_id!r}",
+            where=f"group {loaded.settings.group}",
+            mend=f"`laneway review list -g {loaded.settings.group} --all` shows those there are",
+        )
+    emit(detailed("review.show", _details(_now_ms()), found, output), output)
+    if found[0].resolution is None and found[0].actions:
+        say("this release shows what may be done with a case; it has no command that does it yet")
+
+
+def next_step(news: ReviewNews) -> str:
+    """What a person does now, in plain words."""
+    if news.resolution is not None:
+        return f"Nothing: it closed as {news.resolution}."
+    advice = _NEXT.get(news.reason, "Answer the required check.").format(
+        key=repr(news.sequence_key),
+        sequence=news.sequence,
+        effect=news.effect_key,
+        place=_place(news),
+        cause=news.cause or "the cause",
+        fingerprint=news.fingerprint or "none",
+    )
+    waits = (
+        "Until the case closes, later records of this key are parked; other keys go on."
+        if news.holds
+        else "Nothing waits for it."
+    )
+    return f"{advice} {waits}"
+
+
+def _read(settings: Settings, book: CaseBook, timeout_s: float) -> CaseBook:
+    with Cluster(settings) as cluster:
+        names = inspect_offsets.companions_of(settings, cluster)
+        spans = inspect_topics.extents(cluster, dict.fromkeys(each.review for each in names))
+        book.take_all(inspect_topics.read(settings, spans, timeout_s=timeout_s))
+    if book.unreadable:
+        say(
+            f"{book.unreadable} records of the review topics are passed over: "
+            "not written by this group, or by another release"
+        )
+    return book
+
+
+def _ago(at_ms: int | None, now_ms: int) -> str | None:
+    return None if at_ms is None else age_text(now_ms - at_ms)
+
+
+def _instant_and_age(at_ms: int | None, now_ms: int) -> str | None:
+    return None if at_ms is None else f"{instant_text(at_ms)} ({_ago(at_ms, now_ms)} ago)"
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

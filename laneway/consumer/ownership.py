@@ -29,7 +29,7 @@ from laneway.errors import LanewayError, LedgerLockedError, RefusedError, Unreac
 from laneway.lanes.board import Board
 from laneway.lanes.forward import Home
 from laneway.lanes.record import Channel
-from laneway.lanes.view import Opening
+from laneway.lanes.view import ChannelMark, Meta, Opening
 from laneway.store.ledger import Ledger
 from laneway.store.state_dir import StateDir
 
@@ -52,6 +52,7 @@ class Ownership:
 
     Args:
         names: the companion topics by source.
+        writer: this start of the process, for the meta entry of a new ledger.
         incremental: the group protocol hands partitions over one by one.
         start: where a group without a commit begins: "earliest", "latest" or epoch ms.
         accept_empty_ledger: go on although offsets are committed and the ledger is not here.
@@ -68,6 +69,7 @@ class Ownership:
         leave: Leave,
         notice: Callable[[], None],
         *,
+        writer: str,
         incremental: bool,
         start: str | int,
         accept_empty_ledger: bool,
@@ -80,6 +82,7 @@ class Ownership:
         self._build_board = build_board
         self._leave = leave
         self._notice = notice
+        self._writer = writer
         self._incremental = incremental
         self._start = start
         self._accept_empty_ledger = accept_empty_ledger
@@ -314,22 +317,44 @@ class Ownership:
         self._opening[partition] = future
 
     def _open(self, partition: Partition) -> Opened:
-        exists = self._state_dir.exists(partition.topic, partition.partition)
-        committed = partition.committed[Channel.SOURCE]
-        if committed is not None and not exists and not self._accept_empty_ledger:
-            raise RefusedError(
-                f"the group has committed offset {committed} and its ledger is not in this state directory: "
-                "without it nobody knows which effects have happened",
-                where=f"{partition}, {self._state_dir.path}",
-                mend="run on the machine (or volume) that has the ledger; or, if effects may be repeated "
-                "and lanes may begin anew, start with --accept-empty-ledger",
-            )
+        if not self._state_dir.exists(partition.topic, partition.partition):
+            self._refuse_empty(partition)
         ledger = self._state_dir.open_store(partition.topic, partition.partition)
         try:
-            return ledger, ledger.opening()
+            opening = ledger.opening()
+            if opening.meta is None:
+                self._refuse_empty(partition)
+                # Born before anything is committed: from now on a commit without a ledger means a loss.
+                ledger.apply((), self._first_meta(partition), ())
+                ledger.sync()
+                opening = ledger.opening()
         except BaseException:
             ledger.close()
             raise
+        return ledger, opening
+
+    def _refuse_empty(self, partition: Partition) -> None:
+        committed = partition.committed[Channel.SOURCE]
+        if committed is None or self._accept_empty_ledger:
+            return
+        raise RefusedError(
+            f"the group has committed offset {committed} and its ledger is not in this state directory: "
+            "without it nobody knows which effects have happened",
+            where=f"{partition}, {self._state_dir.path}",
+            mend="run on the machine (or volume) that has the ledger; or, if effects may be repeated "
+            "and lanes may begin anew, start with --accept-empty-ledger",
+        )
+
+    def _first_meta(self, partition: Partition) -> Meta:
+        marks = {channel: ChannelMark(start) for channel, start in partition.starts.items()}
+        return Meta(
+            writer=self._writer,
+            cycle=0,
+            marks=marks,
+            open_cases=0,
+            parked_bytes=0,
+            written_ms=time.time_ns() // 1_000_000,
+        )
 
     def _go_live(self, partition: Partition, ledger: Ledger, opening: Opening) -> None:
         partition.ledger = ledger

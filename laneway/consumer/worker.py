@@ -123,6 +123,7 @@ class Worker:
             self._build_board,
             self._leave,
             self._workers.nudge,
+            writer=self._writer,
             incremental=settings.group_protocol == "consumer",
             start=settings.start,
             accept_empty_ledger=accept_empty_ledger,

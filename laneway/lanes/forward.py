@@ -285,4 +285,7 @@ def _encoded(own: list[tuple[str, str]]) -> Headers:
 def _number(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 19):
         raise ValueError(text)
-    return int(text)
+    number = int(text)
+    if number >= 1 << 63:
+        raise ValueError(text)
+    return number

@@ -16,7 +16,7 @@ from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, Messa
 
 from laneway.consumer.journal import Journal
 from laneway.consumer.kafka_errors import ErrorClass, classify, kafka_errors, to_laneway
-from laneway.consumer.ownership import Ownership
+from laneway.consumer.ownership import Ownership, resume
 from laneway.consumer.partition import Partition, State
 from laneway.errors import RefusedError
 from laneway.lanes.envelope import Envelope
@@ -247,7 +247,7 @@ class Intake:
                 loud = log.debug if wanted[channel] is _FULL else log.warning
                 loud("%s: %s paused: %s", partition, channel.name.lower(), wanted[channel])
             elif channel in partition.paused and channel not in wanted:
-                self._consumer.resume(position)
+                resume(self._consumer, position)
                 loud = log.debug if partition.paused[channel] is _FULL else log.warning
                 loud("%s: %s resumed", partition, channel.name.lower())
 

@@ -18,14 +18,15 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from typing import Final, TypeVar
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPartition
 
-from laneway.consumer.kafka_errors import kafka_errors
+from laneway.consumer.kafka_errors import ErrorClass, classify, kafka_errors
 from laneway.consumer.partition import Partition, State, Unpublished
 from laneway.consumer.topics import TopicNames
-from laneway.errors import LanewayError, LedgerLockedError, RefusedError, UnreachableError
+from laneway.errors import LanewayError, LedgerLockedError, RefusedError
 from laneway.lanes.board import Board
 from laneway.lanes.forward import Home
 from laneway.lanes.record import Channel
@@ -37,6 +38,8 @@ log = logging.getLogger("laneway")
 
 ASK_TIMEOUT_S: Final = 10.0
 ASK_FOR_S: Final = 30.0
+ASK_AGAIN_S: Final = 0.05
+WAKE_TIMEOUT_S: Final = 0.01
 LOCK_POLL_S: Final = 0.05
 LOCK_NOTICE_S: Final = 5.0
 
@@ -287,15 +290,17 @@ class Ownership:
         return self._ask(lambda: self._consumer.get_watermark_offsets(asked, timeout=ASK_TIMEOUT_S))
 
     def _ask(self, question: Callable[[], _T]) -> _T:
-        """Ask the cluster inside a rebalance, again while it does not answer."""
+        """Ask the cluster inside a rebalance, again while it does not answer or says "not now"."""
         deadline = time.monotonic() + ASK_FOR_S
-        while True:
-            try:
-                with kafka_errors("assign"):
+        with kafka_errors("assign"):
+            while True:
+                try:
                     return question()
-            except UnreachableError:
-                if time.monotonic() > deadline:
-                    raise
+                except KafkaException as exception:
+                    passes = classify(exception.args[0]) in {ErrorClass.UNREACHABLE, ErrorClass.RETRIABLE}
+                    if not passes or time.monotonic() > deadline:
+                        raise
+                time.sleep(ASK_AGAIN_S)
 
     # -- opening, off the owner thread
 
@@ -369,8 +374,20 @@ class Ownership:
             TopicPartition(partition.topic_of(channel), partition.partition) for channel in partition.starts
         ]
         with kafka_errors(str(partition)):
-            self._consumer.resume(live)
+            resume(self._consumer, live)
         log.info("%s: live from offset %d", partition, partition.starts[Channel.SOURCE])
+
+
+def resume(consumer: Consumer, positions: Sequence[TopicPartition]) -> None:
+    """Read on at once. The client by itself looks at resumed partitions up to a second later.
+
+    Its thread for a broker sleeps while nothing may be fetched from there, and only what travels to or
+    from that broker wakes it: so the broker is asked something. The answer does not matter.
+    """
+    consumer.resume(list(positions))
+    for place in positions:
+        with suppress(KafkaException):
+            consumer.get_watermark_offsets(place, timeout=WAKE_TIMEOUT_S)
 
 
 def _positions(partition: Partition) -> list[TopicPartition]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -40,6 +41,9 @@ if sys.platform == "linux":
         sys.exit("the parent has gone")
 os.execv(command[0], command)
 """
+
+_LIVE = re.compile(r" INFO +(\S+): live from offset ")
+_GONE = re.compile(r" INFO +(?:revoked|lost): (.+)")
 
 Table = Mapping[str, Any]
 
@@ -116,13 +120,13 @@ class WorkerProcess:
         self.arguments = arguments
         self.directory = directory
         self.config = directory / f"{name}.toml"
-        self.journal_path = directory / f"{name}.journal.ndjson"
         self.stderr_path = directory / f"{name}.stderr"
         self.pids: list[int] = []
-        journal = {**settings.get("journal", {}), "path": str(self.journal_path)}
+        journal = {**settings.get("journal", {}), "path": str(self._journal_path("{pid}"))}
         _write_toml(self.config, {**settings, "journal": journal})
         self._environment = {**os.environ, **(environment or {})}
         self._process: subprocess.Popen[bytes] | None = None
+        self._said_before = 0
 
     def start(self) -> WorkerProcess:
         """Start it; returns at once, long before it has partitions."""
@@ -137,6 +141,7 @@ class WorkerProcess:
             path = os.pathsep.join(filter(None, (str(REPOSITORY), self._environment.get("PYTHONPATH"))))
             environment = {**self._environment, "PYTHONPATH": path}
         with self.stderr_path.open("ab") as stderr:
+            self._said_before = stderr.tell()
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _LAUNCHER, str(os.getpid()), *command],
                 stdin=subprocess.DEVNULL,
@@ -181,17 +186,28 @@ class WorkerProcess:
         except subprocess.TimeoutExpired:
             raise AssertionError(f"{self.name} did not end in {deadline_s:g} s:\n{self.stderr()}") from None
 
-    def journal(self) -> list[dict[str, Any]]:
-        """The journal's lines so far, of all starts; a line being written at this moment is left out."""
-        try:
-            data = self.journal_path.read_bytes()
-        except FileNotFoundError:
-            return []
-        return [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines() if line]
+    def journal(self, pid: int | None = None) -> list[dict[str, Any]]:
+        """The journal's lines so far, of one start or of all; a line just being written is left out."""
+        lines: list[dict[str, Any]] = []
+        for each in self.pids if pid is None else [pid]:
+            path = self._journal_path(str(each))
+            data = path.read_bytes() if path.exists() else b""
+            lines += [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines() if line]
+        return lines
 
     def stderr(self) -> str:
         """What it said to people, over all starts."""
         return self.stderr_path.read_text(errors="replace") if self.stderr_path.exists() else ""
+
+    def live(self) -> set[str]:
+        """The partitions ("topic-number") that this start of it works on, as it says itself."""
+        live: set[str] = set()
+        for line in self.stderr_path.read_bytes()[self._said_before :].decode(errors="replace").splitlines():
+            if found := _LIVE.search(line):
+                live.add(found[1])
+            elif found := _GONE.search(line):
+                live -= set(found[1].split(", "))
+        return live
 
     def __enter__(self) -> WorkerProcess:
         return self
@@ -201,6 +217,9 @@ class WorkerProcess:
     ) -> None:
         if self.running:
             self.kill()
+
+    def _journal_path(self, pid: str) -> Path:
+        return self.directory / f"{self.name}.{pid}.journal.ndjson"
 
     def _signal(self, number: signal.Signals) -> None:
         assert self._process is not None, f"{self.name} was never started"

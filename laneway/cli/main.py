@@ -17,6 +17,7 @@ from typing import Annotated
 import typer
 
 from laneway.cli import config, dlq, ledger, offsets, review, topics
+from laneway.cli.demo import demo
 from laneway.cli.output import say
 from laneway.cli.run import run
 from laneway.errors import LanewayError
@@ -39,6 +40,7 @@ app.command(
     name="run",
     epilog="Example: laneway run ./reminders.py:pipeline -c laneway.toml --journal journal.ndjson",
 )(run)
+app.command(name="demo", epilog="Example: laneway demo")(demo)
 app.add_typer(offsets.app, name="offsets")
 app.add_typer(review.app, name="review")
 app.add_typer(dlq.app, name="dlq")

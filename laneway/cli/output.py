@@ -44,6 +44,7 @@ class Table:
         rows: one value per column; None is `-` in text and null elsewhere.
         lists: more lines under a title, such as ACLs.
         facts: single values about the whole, shown in JSON and YAML only.
+        items: what JSON and YAML call the rows.
     """
 
     kind: str
@@ -51,13 +52,14 @@ class Table:
     rows: Sequence[Sequence[Cell]]
     lists: Mapping[str, Sequence[str]] = field(default_factory=dict)
     facts: Mapping[str, Cell] = field(default_factory=dict)
+    items: str = "items"
 
     def document(self) -> dict[str, object]:
         """The same as plain values for JSON and YAML."""
         items = [dict(zip(self.columns, (_plain(cell) for cell in row), strict=True)) for row in self.rows]
         lists = {name: list(lines) for name, lines in self.lists.items()}
         facts = {name: _plain(cell) for name, cell in self.facts.items()}
-        return {"schema": SCHEMA, "kind": self.kind, **facts, "items": items, **lists}
+        return {"schema": SCHEMA, "kind": self.kind, **facts, self.items: items, **lists}
 
 
 def emit(table: Table, form: Format) -> None:

@@ -1,0 +1,67 @@
+"""`laneway demo`: the whole promise, kept under real kill -9, with no service needed."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import threading
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from laneway.cli import options
+from laneway.cli.output import Format, Table, emit, say
+from laneway.cli.story.stage import Promise
+from laneway.cli.story.telling import tell_all
+from laneway.errors import UsageError
+
+FAILED = 1
+
+
+def demo(
+    output: options.Output = Format.TABLE,
+    keep: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Keep journals, effects and ledgers in this new directory."),
+    ] = None,
+) -> None:
+    """Show the whole promise on an embedded cluster: no Kafka, no Docker, no Java.
+
+    Real worker processes are killed at the worst moments. What was seen of each promise is read from
+    journals, topics, ledgers and effect files. Exit 1 when one of them was not kept.
+    """
+    promises = _in_directory(keep)
+    rows = [(each.id, each.promise, each.expected, each.observed, each.ok) for each in promises]
+    emit(
+        Table("demo", ("id", "promise", "expected", "observed", "ok"), rows, items="scenarios"),
+        output,
+    )
+    broken = [each for each in promises if not each.ok]
+    for each in broken:
+        say(f"NOT KEPT  {each.id}: {each.promise}; expected {each.expected}; observed {each.observed}")
+    if broken:
+        raise typer.Exit(FAILED)
+    say(f"all {len(promises)} promises kept")
+
+
+def _in_directory(keep: Path | None) -> list[Promise]:
+    lock = threading.Lock()
+
+    def tell(sentence: str) -> None:
+        with lock:
+            say(sentence)
+
+    if keep is not None:
+        try:
+            keep.mkdir(parents=True)
+        except OSError as error:
+            raise UsageError(
+                f"cannot make this directory ({error.strerror})", where=str(keep), mend="name a new one"
+            ) from error
+        return tell_all(keep.resolve(), tell)
+    directory = Path(tempfile.mkdtemp(prefix="laneway-demo-"))
+    try:
+        return tell_all(directory, tell)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)

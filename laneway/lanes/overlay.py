@@ -37,9 +37,9 @@ class Overlay:
     def read_effects(self, records: Iterable[Record], known: Known) -> None:
         """Add to `known` what the ledger says of these records' effects, in one read."""
         mine = self._effects
-        keys = {record.effect_key for record in records}
-        asked = [key for key in keys if key not in known and key not in mine]
+        asked = [key for record in records if (key := record.effect_key) not in known and key not in mine]
         if asked:
+            asked = list(dict.fromkeys(asked))
             known.update(zip(asked, self._view.effects(asked), strict=True))
 
     def effect(self, effect_key: str, known: Known) -> Effect | None:

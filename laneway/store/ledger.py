@@ -151,15 +151,18 @@ class Ledger(LedgerReads):
     ) -> list[bytes]:
         """Store one cycle in one unsynced write batch; see `LedgerStore.apply`."""
         changes: list[Change] = []
+        # A busy lane changes with every record of a cycle; only its last state is worth writing.
+        lanes: dict[str, Lane | None] = {}
         for entry in entries:
             if isinstance(entry, PutEffect):
                 self._put_effect(changes, entry.effect_key, entry.effect)
             elif isinstance(entry, PutLane):
-                changes.append((codec.lane_key(entry.lane_id), _encoded(entry.lane)))
+                lanes[entry.lane_id] = entry.lane
             elif isinstance(entry, PutParked):
                 self._put_parked(changes, entry.key, entry.parked)
             elif isinstance(entry, PutCase):
                 changes.append((codec.case_key(entry.case_id), _encoded(entry.case)))
+        changes.extend((codec.lane_key(lane), _encoded(state)) for lane, state in lanes.items())
         changes.extend((key, None) for key in cleared)
         # A failed write burns its numbers; they only have to ascend.
         first = self._next_outbox

@@ -119,10 +119,13 @@ def producer_config(settings: Settings, *, max_message_bytes: int | None = None)
     return config
 
 
-def new_consumer(settings: Settings, *, partition_eof: bool = False) -> Consumer:
-    """A consumer of the group, not yet subscribed; its log lines are served by poll()."""
+def new_consumer(
+    settings: Settings, *, partition_eof: bool = False, **hooks: Callable[..., None]
+) -> Consumer:
+    """A consumer of the group, not yet subscribed; log lines and callbacks are served by poll()."""
     with kafka_errors("[kafka]"):
-        return Consumer({**consumer_config(settings, partition_eof=partition_eof), "logger": logger})
+        config = consumer_config(settings, partition_eof=partition_eof)
+        return Consumer({**config, "logger": logger, **hooks})
 
 
 def new_producer(settings: Settings, *, max_message_bytes: int | None = None) -> Producer:

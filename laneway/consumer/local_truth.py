@@ -69,15 +69,18 @@ class PublisherPort(Protocol):
         ...
 
 
-class Commit(Protocol):
-    """Commits offsets of the group; blocks, so it runs on an executor.
+class CommitterPort(Protocol):
+    """Commits offsets of the group, one commit at a time.
 
-    Takes (topic, partition, offset, metadata); returns the topic partitions that were committed.
     A rebalance in progress is "not committed", never an error.
     """
 
-    def __call__(self, offsets: Sequence[tuple[str, int, int, str]]) -> set[tuple[str, int]]:
-        """Commit and wait for the answer."""
+    def begin(self, offsets: Sequence[tuple[str, int, int, str]]) -> None:
+        """Send (topic, partition, offset, metadata). Never blocks."""
+        ...
+
+    def answer(self) -> set[tuple[str, int]] | None:
+        """The topic partitions that were committed; None while there is no answer yet."""
         ...
 
 
@@ -85,26 +88,26 @@ class LocalTruth:
     """The steps of `local`, over ports.
 
     Args:
-        executor: runs syncs and commits off the owner thread.
-        notice: called from those threads when one is done, to wake the owner.
+        executor: runs syncs off the owner thread.
+        notice: called from its threads when one is done, to wake the owner.
     """
 
     def __init__(
         self,
         *,
         publisher: PublisherPort,
-        commit: Commit,
+        committer: CommitterPort,
         journal: Journal,
         executor: Executor,
         notice: Callable[[], None],
     ) -> None:
         self._publisher = publisher
-        self._commit = commit
+        self._committer = committer
         self._journal = journal
         self._executor = executor
         self._notice = notice
         self._syncing: list[tuple[PartCycle, Future[None]]] | None = None
-        self._committing: Future[set[tuple[str, int]]] | None = None
+        self._is_committing = False
         self._asked: list[tuple[Partition, Channel, int]] = []
 
     @property
@@ -189,25 +192,25 @@ class LocalTruth:
 
     # 5
     def _commit_offsets(self, cycle: Cycle) -> bool:
-        if self._committing is None:
+        if not self._is_committing:
             offsets = []
             for part in cycle.parts:
                 if not part.partition.lost:
                     offsets += self._offsets_of(part.partition, cycle.now_ms)
             if not offsets:
                 return True
-            self._committing = self._executor.submit(self._commit, offsets)
-            self._committing.add_done_callback(lambda _: self._notice())
-        if not self._committing.done():
+            self._committer.begin(offsets)
+            self._is_committing = True
+        committed = self._committer.answer()
+        if committed is None:
             return False
-        committed = self._committing.result()
         for partition, channel, offset in self._asked:
             if (partition.topic_of(channel), partition.partition) in committed:
                 if partition.committed.get(channel) != offset and channel is Channel.SOURCE:
                     partition.moved_ms = cycle.now_ms
                 partition.committed[channel] = offset
         self._asked = []
-        self._committing = None
+        self._is_committing = False
         return True
 
     # 6

@@ -13,16 +13,17 @@ import os
 import threading
 import time
 import uuid
+from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka import KafkaException
 
 from laneway.consumer import kafka
 from laneway.consumer.background import DaemonExecutor
+from laneway.consumer.committer import Answer, Committer
 from laneway.consumer.intake import Intake
 from laneway.consumer.journal import Journal
-from laneway.consumer.kafka_errors import ErrorClass, classify
 from laneway.consumer.local_truth import LocalTruth
 from laneway.consumer.ownership import Ownership
 from laneway.consumer.partition import Partition, State
@@ -97,15 +98,21 @@ class Worker:
         self._workers = Workers(
             processor.process, threads=lanes.workers, timeout_ms=lanes.handler_timeout_ms, clock=steady_ms
         )
-        self._consumer = kafka.new_consumer(settings, partition_eof=True)
+        answers: deque[Answer] = deque()
+        self._consumer = kafka.new_consumer(
+            settings,
+            partition_eof=True,
+            on_commit=lambda error, places: answers.append((error, places)),
+        )
+        self._committer = Committer(self._consumer, answers)
         self._publisher = Publisher(kafka.new_producer(settings, max_message_bytes=max_message_bytes))
-        # Two pools: opening many ledgers must not keep the live ones from their syncs and commits.
+        # Two pools: opening many ledgers must not keep the live ones from their syncs.
         self._executor = DaemonExecutor(4, "laneway-io")
         self._opener = DaemonExecutor(4, "laneway-open")
         self._settler = Settler(
             LocalTruth(
                 publisher=self._publisher,
-                commit=self._commit,
+                committer=self._committer,
                 journal=journal,
                 executor=self._executor,
                 notice=self._workers.nudge,
@@ -316,6 +323,7 @@ class Worker:
                 partition.board.stop()
         self._workers.recall()
         deadline = time.monotonic() + budget_s
+        self._committer.is_polled = False
         while True:
             now_ms = wall_ms()
             self._take_finished(now_ms)
@@ -330,6 +338,7 @@ class Worker:
             if time.monotonic() > deadline:
                 break
             self._workers.wait(BUSY_WAIT_S)
+        self._committer.is_polled = True
         for partition in going:
             self._ownership.let_go(partition)
         return not self._ownership.lingering
@@ -368,20 +377,6 @@ class Worker:
             starts=partition.starts,
             owner=partition,
         )
-
-    def _commit(self, offsets: Sequence[tuple[str, int, int, str]]) -> set[tuple[str, int]]:
-        """Commit and read the answer; on an executor thread."""
-        wanted = [TopicPartition(topic, number, offset, note) for topic, number, offset, note in offsets]
-        try:
-            answers = self._consumer.commit(offsets=wanted, asynchronous=False)
-        except KafkaException as error:
-            reason = error.args[0]
-            if classify(reason) is not ErrorClass.NOT_COMMITTED:
-                log.warning("offsets are not committed yet: %s", reason.str())
-            return set()
-        except RuntimeError:
-            return set()  # the consumer was closed meanwhile
-        return {(tp.topic, tp.partition) for tp in answers or () if tp.error is None}
 
     def _watch_shape(self) -> None:
         """A source that grew would send keys to other partitions than their lanes: stop at once."""

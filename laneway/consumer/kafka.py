@@ -66,6 +66,7 @@ logger.addHandler(logging.NullHandler())
 DEFAULT_TIMEOUT_S: Final = 10.0
 _EMBEDDED_PREFIX: Final = "mockCluster"
 _T = TypeVar("_T")
+Hook = Callable[..., None]
 
 ClientConfig = dict[str, KafkaValue]
 Partition = tuple[str, int]
@@ -119,13 +120,10 @@ def producer_config(settings: Settings, *, max_message_bytes: int | None = None)
     return config
 
 
-def new_consumer(
-    settings: Settings, *, partition_eof: bool = False, **hooks: Callable[..., None]
-) -> Consumer:
-    """A consumer of the group, not yet subscribed; log lines and callbacks are served by poll()."""
+def new_consumer(settings: Settings, *, partition_eof: bool = False, **hooks: Hook) -> Consumer:
+    """A consumer of the group, not yet subscribed; its log lines and hooks are served by poll()."""
     with kafka_errors("[kafka]"):
-        config = consumer_config(settings, partition_eof=partition_eof)
-        return Consumer({**config, "logger": logger, **hooks})
+        return Consumer({**consumer_config(settings, partition_eof=partition_eof), "logger": logger, **hooks})
 
 
 def new_producer(settings: Settings, *, max_message_bytes: int | None = None) -> Producer:

@@ -6,6 +6,7 @@ import typer
 
 from laneway.cli import options
 from laneway.cli.output import Cell, Format, Table, emit, say
+from laneway.consumer.settings_reference import sections
 from laneway.consumer.topics import all_topic_names
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Show and check the configuration.")
@@ -38,6 +39,17 @@ def validate(
     loaded = options.load_settings(config, sets, bootstrap=bootstrap, group=group, sources=sources)
     all_topic_names(loaded.settings)
     say(f"valid: group {loaded.settings.group}, sources {', '.join(loaded.settings.sources)}")
+
+
+@app.command(epilog="Example: laneway config reference -o json")
+def reference(output: options.Output = Format.TABLE) -> None:
+    """Print every key of laneway.toml: its default, what it takes, what it means."""
+    rows = [
+        (f"{section.name}.{key.name}" if section.name else key.name, key.default, key.values, key.meaning)
+        for section in sections()
+        for key in section.keys
+    ]
+    emit(Table("config.reference", ("key", "default", "values", "meaning"), rows), output)
 
 
 def _cell(value: object) -> Cell:

@@ -40,7 +40,9 @@ NO_PLACE: Final = "none"
 
 
 class _Table(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, validate_default=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, validate_default=True, use_attribute_docstrings=True
+    )
 
 
 class EnvelopeSettings(_Table):
@@ -53,13 +55,21 @@ class EnvelopeSettings(_Table):
     """
 
     message_id: IdPlace = "json:/messageId"
+    """Where the message id is read: it names the message to people and never decides anything."""
     effect_key: IdPlace = "json:/effectKey"
+    """Where the effect key is read: one recorded effect for each. `position` suppresses redeliveries only."""
     sequence_key: FieldPlace | None = "json:/sequenceKey"
+    """Where the key of the lane is read. Absent: no order, deduplication only."""
     sequence: FieldPlace | None = "json:/sequence"
+    """Where the number inside the lane is read. Not needed with `lanes.order = "arrival"`."""
     version: FieldPlace | None = "json:/version"
+    """Where the contract version is read; `none` checks no version."""
     payload: PayloadPlace = "json:/payload"
+    """Where the payload is read; `value` is the whole value of the record."""
     accepts: Annotated[tuple[int, ...], Field(min_length=1)] = (1,)
+    """Contract versions that the handler understands."""
     tombstones: Literal["reject", "deliver", "skip"] = "reject"
+    """What happens to a record without a value."""
 
 
 class SourceSettings(_Table):
@@ -72,57 +82,84 @@ class RetrySettings(_Table):
     """Temporary failures: how often, how far apart, and which exceptions count."""
 
     delays_ms: Annotated[tuple[DelayMs, ...], Field(max_length=100)] = (1000, 4000)
+    """Fixed delays between attempts, in ms; attempts = 1 + their number. Empty: no retry."""
     max_waiting_per_partition: Count = 10_000
+    """Retries waiting in memory; at the bound the retry partition is paused."""
     temporary: tuple[ClassName, ...] = ("builtins.TimeoutError", "builtins.ConnectionError")
+    """Exception classes that count as temporary, beside those of the pipeline."""
 
 
 class LanesSettings(_Table):
     """The order inside a lane, and the bounds on everything that can pile up."""
 
     order: Literal["contiguous", "increasing", "arrival"] = "contiguous"
+    """`contiguous`: N+1 after N. `increasing`: holes allowed, never backwards. `arrival`: by offset."""
     first_sequence: FirstSequence = 1
+    """What a new key starts with; `any` adopts the first sequence seen."""
     after_reject: Literal["hold", "pass"] = "hold"
+    """`hold` stops the lane at a rejected record until a person decides; `pass` moves on."""
     max_parked_per_lane: Count = 100_000
+    """Followers parked for one lane; at the bound the source partition is paused."""
     max_parked_bytes_per_partition: SizeBytes = 2**30
+    """Bytes parked in one partition; at the bound its source is paused."""
     max_in_flight: Count = 2000
+    """Records of sources in memory in one process; at the bound it stops reading."""
     max_in_flight_bytes: SizeBytes = 256 * 2**20
+    """Their bytes (key, value, headers); at the bound it stops reading."""
     max_open_cases_per_partition: Count = 100
+    """Open cases of one partition; at the bound its source is paused."""
     workers: Annotated[int, Field(ge=1, le=1024)] = 16
+    """Threads that run handlers."""
     handler_timeout_ms: DurationMs = 60_000
+    """After this a handler is reported as overdue; its lane waits for it."""
     on_overdue: Literal["exit"] = "exit"
+    """What happens when an overdue handler has also lost its partition: the process ends."""
     on_unknown_version: Literal["reject", "hold"] = "reject"
+    """`reject` sends it to the DLQ in its turn, `hold` keeps it in a case for a release that knows it."""
 
 
 class CycleSettings(_Table):
     """How much is settled and committed together."""
 
     max_ms: Annotated[int, Field(ge=1, le=60_000)] = 50
+    """Age at which settlements are made durable and committed together."""
     max_records: Count = 2000
+    """Their number at which that happens at once."""
 
 
 class LedgerSettings(_Table):
     """The store of one source partition."""
 
     replication: Literal["local"]
+    """`local`: the ledger lives on this machine only. Has to be written."""
     retention_ms: DurationMs = Field(30 * 86_400_000, alias="retention")
+    """How long finished effects are remembered: the horizon of deduplication."""
     min_free_bytes: SizeBytes = Field(2 * 2**30, alias="min_free")
+    """Free space on the disk of `state_dir` below which sources are paused."""
 
 
 class JournalSettings(_Table):
     """The JSON lines a worker writes about every delivery; `path = "-"` is standard output."""
 
     path: str = "-"
+    """A file, where `{pid}` becomes the process id, or `-` for standard output."""
     level: Literal["all", "exceptions", "off"] = "all"
+    """`exceptions` leaves out received, running, result_saved and ack_sent."""
     keys: Literal["plain", "hash"] = "plain"
+    """`hash` writes short hashes instead of business keys, which can be personal data."""
 
 
 class TopicsSettings(_Table):
     """Templates of the companion topics' names; `topics.py` fills and validates them."""
 
     retry: Template = "{source}.{group}.retry"
+    """Due redeliveries."""
     commands: Template = "{source}.{group}.commands"
+    """Operator commands."""
     dlq: Template = "{source}.{group}.dlq"
+    """Rejected records."""
     review: Template = "{source}.{group}.review"
+    """Cases opened and resolved."""
 
 
 class Settings(_Table):
@@ -132,12 +169,19 @@ class Settings(_Table):
     """
 
     group: Annotated[str, AfterValidator(values.group_id)]
+    """The consumer group. Required."""
     sources: tuple[TopicName, ...]
+    """The topics to work on. Required."""
     bootstrap: Annotated[str, AfterValidator(values.bootstrap_servers)] = "127.0.0.1:9092"
+    """Brokers, `host:port`, separated by commas."""
     state_dir: FilePath = Path("state")
+    """Directory of the ledgers, for one group on one cluster. Its workers on this machine share it."""
     start: Start = "earliest"
+    """Where a group without a commit begins: `earliest`, `latest`, or an instant."""
     group_protocol: Literal["classic", "consumer"] = "classic"
+    """`consumer` needs Kafka 4+; other partitions go on during a rebalance."""
     instance_id: Annotated[str, Field(min_length=1)] | None = None
+    """Static membership; `env:NAME` reads it from the environment."""
     envelope: EnvelopeSettings = EnvelopeSettings()
     source: Mapping[str, SourceSettings] = Field(default_factory=dict)
     retry: RetrySettings = RetrySettings()

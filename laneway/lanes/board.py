@@ -193,10 +193,11 @@ class Board:
                     runs.append(run)
                 else:
                     self._lanes.let_go(work)
+        handed_over = self.handed_over
         for run in runs:
             for record in run.records:
-                if not record.parked and record.offset > self.handed_over.get(record.channel, -1):
-                    self.handed_over[record.channel] = record.offset
+                if record.offset > handed_over.get(record.channel, -1) and not record.parked:
+                    handed_over[record.channel] = record.offset
         return runs
 
     def settle(self, run: Run, now_ms: int) -> bool:
@@ -263,7 +264,8 @@ class Board:
             self._lanes.wake(work)
         for settlement in cut.settlements:
             self._ledger.forget(settlement, cut.number)
-            work_done = self._lanes.get(settlement.record.lane)
+        for lane in dict.fromkeys(settlement.record.lane for settlement in cut.settlements):
+            work_done = self._lanes.get(lane)
             if work_done is not None:
                 self._lanes.let_go(work_done)
 
@@ -455,8 +457,9 @@ class Board:
             elif record.parked and settlement.ends:
                 work.cursor = (record.sequence, record.origin_offset)
             if after is not None:
-                self._ledger.book_parked(work.state, after)
-                self._watch_bound(work.lane, after)
+                if after.parked != work.state.parked:
+                    self._ledger.book_parked(work.state, after)
+                    self._watch_bound(work.lane, after)
                 work.state = after
             if self._in_hand.held_by(record.effect_key, work.lane):
                 if barrier:

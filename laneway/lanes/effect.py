@@ -55,7 +55,7 @@ class IllegalTransitionError(LanewayError):
     """The rules asked for a change of state that the table does not know: a defect in Laneway."""
 
 
-class Effect(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Effect(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """What the ledger knows of one effect.
 
     Attributes:

@@ -21,7 +21,7 @@ class HoldKind(IntEnum):
     CASE = 3
 
 
-class Hold(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Hold(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """Why a lane waits.
 
     Attributes:
@@ -43,7 +43,7 @@ class Hold(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     due_ms: int = 0
 
 
-class Lane(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Lane(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """The stored state of one lane.
 
     Attributes:

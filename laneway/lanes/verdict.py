@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 
-class Ack(msgspec.Struct, frozen=True):
+class Ack(msgspec.Struct, frozen=True, gc=False):
     """The effect happened; `result_key` says where its result lies."""
 
     result_key: str | None = None
@@ -44,7 +44,7 @@ class Wait(msgspec.Struct, frozen=True):
     reason: str
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class Outcome(msgspec.Struct, frozen=True, gc=False):
     """One delivery's verdict with what may be kept about why.
 
     Attributes:

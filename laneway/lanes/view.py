@@ -51,21 +51,21 @@ class Meta(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     parked: int = 0
 
 
-class PutEffect(msgspec.Struct, frozen=True):
+class PutEffect(msgspec.Struct, frozen=True, gc=False):
     """Record where an effect stands. Effects leave by expiry only, never by the rules."""
 
     effect_key: str
     effect: Effect
 
 
-class PutLane(msgspec.Struct, frozen=True):
+class PutLane(msgspec.Struct, frozen=True, gc=False):
     """Record a lane; None forgets it (nothing held, nothing parked, no number to keep)."""
 
     lane_id: str
     lane: Lane | None
 
 
-class PutParked(msgspec.Struct, frozen=True):
+class PutParked(msgspec.Struct, frozen=True, gc=False):
     """Park a follower; None removes it because it settled."""
 
     key: ParkedKey

@@ -187,7 +187,9 @@ class EffectsInHand:
     def release(self, effect_key: str) -> list[Work]:
         """The effect is settled, or was never started: the lanes that may look again."""
         self._lane_of.pop(effect_key, None)
-        return list(self._waiting.pop(effect_key, {}).values())
+        if effect_key not in self._waiting:
+            return []
+        return list(self._waiting.pop(effect_key).values())
 
     def keep(self, effect_key: str, cycle: int) -> None:
         """The effect is settled, but stays in hand until that cycle is durable."""

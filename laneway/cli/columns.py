@@ -19,7 +19,8 @@ _UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1000, "s"))
 _LAST_INSTANT_MS = 253_402_300_799_999
 
 
-@dataclass(frozen=True, slots=True)
+# Without slots: a frozen class with them cannot be built as Column[Row](...).
+@dataclass(frozen=True)
 class Column(Generic[T]):
     """One field of a row.
 

@@ -6,17 +6,17 @@ Needs no broker, takes no lock and changes nothing; it sees what a live worker h
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Generic, TypeVar
 
 import typer
 
 from laneway.cli import options
 from laneway.cli.columns import Column, age_text, detailed, instant_text, listed
 from laneway.cli.output import Format, emit, say
-from laneway.errors import LedgerError, StateDirError, UsageError
+from laneway.errors import IncompleteError, LanewayError, StateDirError, UsageError
 from laneway.lanes.effect import Effect
 from laneway.lanes.record import Channel, is_lane_of_one
 from laneway.lanes.view import ChannelMark
@@ -25,6 +25,8 @@ from laneway.store.reader import LedgerReader
 from laneway.store.state_dir import StateDir
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look into the ledgers on this machine.")
+
+T = TypeVar("T")
 
 StateDirOption = Annotated[
     Path | None,
@@ -155,21 +157,24 @@ def lookup(
     except UnicodeEncodeError:
         raise UsageError("the effect key is not UTF-8", mend="give it as the envelope has it") from None
     looked = _where(config, sets, group, state_dir)
-    found: list[_Found] = []
-    asked: list[str] = []
-    for topic, partition, reader in _readers(looked.directory, sources):
-        asked.append(f"{topic}-{partition}")
+
+    def ask(topic: str, partition: int, reader: LedgerReader) -> _Found | None:
         (effect,) = reader.effects([effect_key])
-        if effect is not None:
-            found.append(_Found(effect_key, topic, partition, effect, looked.max_attempts))
+        return None if effect is None else _Found(effect_key, topic, partition, effect, looked.max_attempts)
+
+    answers = _ask_all(looked.directory, sources, ask)
+    found = [answer for answer in answers.by_store.values() if answer is not None]
+    if found:
+        emit(detailed("ledger.lookup", _effect_columns(_now_ms()), found, output), output)
+    answers.refuse_if_incomplete()
     if not found:
+        stores = answers.by_store
         say(
-            f"not found in {len(asked)} stores: {', '.join(asked)}"
-            if asked
-            else "there is no store to look in"
+            f"not found in {len(stores)} stores: {', '.join(stores)}"
+            if stores
+            else "not found: there is no store to look in"
         )
         raise typer.Exit(1)
-    emit(detailed("ledger.lookup", _effect_columns(_now_ms()), found, output), output)
 
 
 @app.command(epilog="Example: laneway ledger stats --state-dir ./state -o json")
@@ -183,15 +188,16 @@ def stats(
 ) -> None:
     """Print size and progress of each store; ENTRIES is RocksDB's estimate of everything it keeps."""
     looked = _where(config, sets, group, state_dir)
-    rows = [
-        _Store(topic, partition, reader.stats())
-        for topic, partition, reader in _readers(looked.directory, sources)
-    ]
-    if not rows:
-        say("there is no store here yet: a worker makes one for each partition it is given")
+    answers = _ask_all(
+        looked.directory, sources, lambda topic, partition, reader: _Store(topic, partition, reader.stats())
+    )
+    rows = list(answers.by_store.values())
     directory = looked.directory
     facts = {"group": directory.group, "cluster_id": directory.cluster_id, "state_dir": str(directory.path)}
     emit(listed("ledger.stats", _store_columns(_now_ms()), rows, output, facts), output)
+    answers.refuse_if_incomplete()
+    if not rows:
+        say("there is no store here yet: a worker makes one for each partition it is given")
 
 
 def _where(config: Path | None, sets: list[str] | None, group: str | None, state_dir: Path | None) -> _Looked:
@@ -210,26 +216,43 @@ def _where(config: Path | None, sets: list[str] | None, group: str | None, state
     return _Looked(directory, 1 + len(settings.retry.delays_ms))
 
 
-def _readers(directory: StateDir, sources: list[str] | None) -> Iterator[tuple[str, int, LedgerReader]]:
-    """Each store in turn, open while it is looked at.
+class _Answers(Generic[T]):
+    """What each store said, by its name; and the stores that could not be asked."""
 
-    Raises:
-        LedgerError: after all others were looked at, when some could not be read.
-    """
-    unreadable: LedgerError | None = None
+    def __init__(self) -> None:
+        self.by_store: dict[str, T] = {}
+        self.unreadable: list[str] = []
+
+    def refuse_if_incomplete(self) -> None:
+        """An answer that lacks a store must not look like a whole one.
+
+        Raises:
+            IncompleteError: a store could not be read; why was said at once.
+        """
+        if self.unreadable:
+            count = len(self.unreadable) + len(self.by_store)
+            raise IncompleteError(
+                f"{len(self.unreadable)} of {count} stores cannot be read, so this is not the whole answer: "
+                f"{', '.join(self.unreadable)}"
+            )
+
+
+def _ask_all(
+    directory: StateDir, sources: list[str] | None, ask: Callable[[str, int, LedgerReader], T]
+) -> _Answers[T]:
+    """Ask each store in turn, open only while it is asked. One that cannot be read hides no other."""
+    answers: _Answers[T] = _Answers()
     for topic, partition in directory.list_stores():
         if sources and topic not in sources:
             continue
+        name = f"{topic}-{partition}"
         try:
-            reader = directory.read_store(topic, partition)
-        except LedgerError as error:
+            with directory.read_store(topic, partition) as reader:
+                answers.by_store[name] = ask(topic, partition, reader)
+        except LanewayError as error:
             say(f"laneway: {error}")
-            unreadable = unreadable or error
-            continue
-        with reader:
-            yield topic, partition, reader
-    if unreadable is not None:
-        raise unreadable
+            answers.unreadable.append(name)
+    return answers
 
 
 def _now_ms() -> int:

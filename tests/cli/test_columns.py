@@ -1,0 +1,83 @@
+"""One list of columns makes the table and the document; times in words and in numbers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import pytest
+
+from laneway.cli.columns import Column, age_text, detailed, instant_text, listed
+from laneway.cli.output import Format, render
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Something to show."""
+
+    name: str
+    age_ms: int | None
+
+
+COLUMNS = (
+    Column[Row]("name", lambda row: row.name),
+    Column[Row]("age_ms", lambda row: row.age_ms, "age", lambda row: age_text(row.age_ms)),
+    Column[Row]("double_ms", lambda row: None if row.age_ms is None else 2 * row.age_ms, ""),
+)
+ROWS = [Row("a", 61_000), Row("b", None)]
+
+
+def test_people_get_words_and_the_columns_they_need() -> None:
+    """A column with an empty heading is not in the table; a time is an age."""
+    text = render(listed("rows", COLUMNS, ROWS, Format.TABLE), Format.TABLE)
+    assert [line.split() for line in text.splitlines()] == [["NAME", "AGE"], ["a", "1m01s"], ["b", "-"]]
+
+
+def test_scripts_get_every_field_as_a_number() -> None:
+    """The document has all columns under their names, and the facts of the whole."""
+    document = json.loads(render(listed("rows", COLUMNS, ROWS, Format.JSON, {"group": "g"}), Format.JSON))
+    assert document == {
+        "schema": 1,
+        "kind": "rows",
+        "group": "g",
+        "items": [
+            {"name": "a", "age_ms": 61_000, "double_ms": 122_000},
+            {"name": "b", "age_ms": None, "double_ms": None},
+        ],
+    }
+
+
+def test_one_thing_stands_upright() -> None:
+    """In text a field a line, several things apart; in a document the same items as a list."""
+    text = render(detailed("row", COLUMNS, ROWS, Format.TABLE), Format.TABLE)
+    lines = [line.split() for line in text.splitlines()]
+    assert lines == [["FIELD", "VALUE"], ["name", "a"], ["age", "1m01s"], [], ["name", "b"], ["age", "-"]]
+    assert detailed("row", COLUMNS, ROWS, Format.JSON) == listed("row", COLUMNS, ROWS, Format.JSON)
+
+
+@pytest.mark.parametrize(
+    ("age_ms", "text"),
+    [
+        (None, None),
+        (-5, "0s"),
+        (999, "0s"),
+        (1000, "1s"),
+        (59_999, "59s"),
+        (60_000, "1m00s"),
+        (3_600_000 + 5 * 60_000, "1h05m"),
+        (90_000_000, "1d01h"),
+        (400 * 86_400_000, "400d00h"),
+    ],
+)
+def test_an_age_in_its_two_largest_units(age_ms: int | None, text: str | None) -> None:
+    """Short enough for a column, and never negative when two clocks disagree."""
+    assert age_text(age_ms) == text
+
+
+@pytest.mark.parametrize(
+    ("at_ms", "text"),
+    [(None, None), (0, None), (-1, None), (10**18, None), (1_700_000_000_123, "2023-11-14T22:13:20Z")],
+)
+def test_an_instant_in_utc(at_ms: int | None, text: str | None) -> None:
+    """A number from a stranger's header that no calendar has is shown as absent."""
+    assert instant_text(at_ms) == text

@@ -1,0 +1,40 @@
+"""Every command explains itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import typer
+
+from laneway.cli.main import app, main
+
+
+def commands(group: typer.Typer, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The words that call each command which does something."""
+    for command in group.registered_commands:
+        assert command.callback is not None
+        yield (*path, command.name or command.callback.__name__)
+    for inner in group.registered_groups:
+        assert inner.typer_instance is not None
+        yield from commands(inner.typer_instance, (*path, str(inner.name)))
+
+
+ALL = list(commands(app))
+
+
+def test_the_commands_are_found() -> None:
+    """The list below is not empty by mistake."""
+    assert ("review", "show") in ALL
+
+
+@pytest.mark.parametrize("path", ALL, ids=" ".join)
+def test_a_command_has_help_and_an_example_of_itself(
+    path: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """--help says what the command does and shows one real line of it."""
+    assert main([*path, "--help"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert f"Example: laneway {' '.join(path)}" in out
+    said = out.partition("[OPTIONS]")[2].partition("Options:")[0]
+    assert len(said.split()) > 5

@@ -17,8 +17,6 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from confluent_kafka import KafkaException
-
 from laneway.consumer import kafka
 from laneway.consumer.background import DaemonExecutor
 from laneway.consumer.committer import Answer, Committer
@@ -31,9 +29,10 @@ from laneway.consumer.publisher import Publisher
 from laneway.consumer.rules import envelope_of, rules_of, temporary_of
 from laneway.consumer.settings import Settings
 from laneway.consumer.settler import CrashPoint, Settler, no_crash
+from laneway.consumer.shape import ShapeWatch
 from laneway.consumer.topics import TopicNames
 from laneway.consumer.workers import Workers
-from laneway.errors import IncompleteError, LanewayError, RefusedError
+from laneway.errors import IncompleteError, LanewayError
 from laneway.lanes.board import Board
 from laneway.lanes.run import Run
 from laneway.lanes.view import Opening
@@ -52,7 +51,6 @@ LOST_BUDGET_S: Final = 5.0
 CLOSE_S: Final = 10.0
 EXPIRE_EVERY_MS: Final = 1000
 EXPIRE_AT_ONCE: Final = 1000
-SHAPE_EVERY_S: Final = 30.0
 DEFAULT_MAX_POLL_MS: Final = 300_000
 
 
@@ -82,13 +80,11 @@ class Worker:
     ) -> None:
         self._settings = settings
         self._names = names
-        self._partitions = partitions
         self._state_dir = state_dir
         self._journal = journal
         self._drain_timeout_s = drain_timeout_s
         self._writer = uuid.uuid4().hex
         self._stopping = False
-        self._stopped = threading.Event()
         self._rules = rules_of(settings)
         self._envelopes = {
             source: envelope_of(settings, source, pipeline.decode) for source in settings.sources
@@ -149,7 +145,7 @@ class Worker:
         self._revoke_budget_s = max_poll_ms / REVOKE_SHARE / 1000
         self._expired_ms = 0
         self._overdue: set[int] = set()
-        self._shape: LanewayError | None = None
+        self._shape = ShapeWatch(settings, partitions, self._workers.nudge)
 
     def request_stop(self) -> None:
         """Stop intake, finish what runs, settle, leave. From any thread or a signal handler.
@@ -162,16 +158,16 @@ class Worker:
         """Work until stopped.
 
         Raises:
-            IncompleteError: stopped, and the drain deadline passed with a handler still running.
+            IncompleteError: stopped, and the drain deadline passed with work left.
             LanewayError: something ended a partition; the others were drained.
         """
-        threading.Thread(target=self._watch_shape, name="laneway-shape", daemon=True).start()
+        self._shape.start()
         failure: LanewayError | None = None
         try:
             self._ownership.subscribe()
             while not self._stopping and failure is None:
                 self._turn()
-                failure = self._ownership.failure() or self._shape
+                failure = self._ownership.failure() or self._shape.failure
         except LanewayError as error:
             failure = error
         log.info("stopping: finishing what runs" if failure is None else "stopping on an error")
@@ -179,14 +175,11 @@ class Worker:
         if failure is not None:
             raise failure
         if not drained:
-            raise IncompleteError(
-                f"handlers were still running when the drain deadline of {self._drain_timeout_s:g} s passed",
-                mend="their records come again, marked redelivered; raise --drain-timeout if that is normal",
-            )
+            raise self._incomplete()
 
     def _end(self, failure: LanewayError | None) -> bool:
         """Drain, leave the group, end every thread; returns whether nothing was left running."""
-        self._stopped.set()
+        self._shape.stop()
         drained = False
         try:
             drained = self._drain(self._ownership.owned(), self._drain_timeout_s)
@@ -198,6 +191,18 @@ class Worker:
         finally:
             self._close()
         return drained
+
+    def _incomplete(self) -> IncompleteError:
+        passed = f"when the drain deadline of {self._drain_timeout_s:g} s passed"
+        if self._ownership.lingering:
+            return IncompleteError(
+                f"handlers were still running {passed}",
+                mend="their records come again, marked redelivered; raise --drain-timeout if that is normal",
+            )
+        return IncompleteError(
+            f"Kafka had not taken every offset and forward {passed}",
+            mend="nothing is lost: they are in the ledger, and the next start sends them; is the cluster well?",
+        )
 
     # -- a turn
 
@@ -313,7 +318,11 @@ class Worker:
         self._drain(going, LOST_BUDGET_S if lost else self._revoke_budget_s)
 
     def _drain(self, going: Sequence[Partition], budget_s: float) -> bool:
-        """Let what runs finish, and settle it; start nothing. Returns whether all of it ended."""
+        """Let what runs finish, and settle it; start nothing.
+
+        Returns:
+            Whether all of it ended, and Kafka was told.
+        """
         going = [partition for partition in going if partition.state is not State.CLOSED]
         if not going:
             return not self._ownership.lingering
@@ -341,7 +350,7 @@ class Worker:
         self._committer.is_polled = True
         for partition in going:
             self._ownership.let_go(partition)
-        return not self._ownership.lingering
+        return settled and not self._ownership.lingering
 
     @staticmethod
     def _owes(partition: Partition) -> bool:
@@ -377,23 +386,6 @@ class Worker:
             starts=partition.starts,
             owner=partition,
         )
-
-    def _watch_shape(self) -> None:
-        """A source that grew would send keys to other partitions than their lanes: stop at once."""
-        while not self._stopped.wait(SHAPE_EVERY_S):
-            for source, expected in self._partitions.items():
-                try:
-                    found = len(self._consumer.list_topics(source, timeout=CLOSE_S).topics[source].partitions)
-                except (KafkaException, KeyError, RuntimeError):
-                    continue
-                if found not in (0, expected):
-                    self._shape = RefusedError(
-                        f"the topic had {expected} partitions when this worker started and has {found} now, "
-                        "so keys may have moved to partitions that do not hold their lanes",
-                        where=source,
-                        mend="read docs/operations/partition-count.md before starting again",
-                    )
-                    self._workers.nudge()
 
 
 def wall_ms() -> int:

@@ -5,11 +5,13 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
-TYPED  := laneway tests $(wildcard benchmarks)
+RUNS   := $(VENV)/.runs
+TYPED  := laneway tests $(wildcard benchmarks examples)
 
-.PHONY: help install check format test bench clean
+.PHONY: help demo install check format test bench clean
 
 help:
+	@echo "make demo    see the whole promise kept under kill -9; needs no Kafka, no Docker, no Java"
 	@echo "make check   ruff, formatting, mypy --strict"
 	@echo "make test    every test, on a real Kafka that the tests start themselves"
 	@echo "make bench   the budgets, measured beside their peers"
@@ -21,7 +23,16 @@ install: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $(RUNS) $@
+
+# The same without what only developing needs: a first look should not wait for it.
+$(RUNS): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e .
 	touch $@
+
+demo: $(RUNS)
+	$(BIN)/laneway demo $(DEMO_ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .

@@ -17,6 +17,7 @@ from laneway.cli.story.telling import tell_all
 from laneway.errors import UsageError
 
 FAILED = 1
+INTERRUPTED = 130
 
 
 def demo(
@@ -31,7 +32,11 @@ def demo(
     Real worker processes are killed at the worst moments. What was seen of each promise is read from
     journals, topics, ledgers and effect files. Exit 1 when one of them was not kept.
     """
-    promises = _in_directory(keep)
+    try:
+        promises = _in_directory(keep)
+    except KeyboardInterrupt:
+        say("interrupted; every process of the demo has ended")
+        raise typer.Exit(INTERRUPTED) from None
     rows = [(each.id, each.promise, each.expected, each.observed, each.ok) for each in promises]
     emit(
         Table("demo", ("id", "promise", "expected", "observed", "ok"), rows, items="scenarios"),

@@ -163,7 +163,8 @@ class Stage:
             self._clock.pause(what)
             code = self._children[-1].exit_code() if self._children else None
             if code is not None and not condition():
-                raise EndOfStoryError(f"the worker ended with {code} before {what}")
+                words = self._children[-1].last_words()
+                raise EndOfStoryError(f"the worker ended with {code} before {what}; it said:\n{words}")
 
     def wait_for_end(self, child: Child, what: str) -> int:
         """Wait until a worker has ended; its exit code, -9 after a kill."""

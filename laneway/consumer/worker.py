@@ -201,7 +201,7 @@ class Worker:
             )
         return IncompleteError(
             f"Kafka had not taken every offset and forward {passed}",
-            mend="nothing is lost: they are in the ledger, and the next start sends them; is the cluster well?",
+            mend="nothing is lost: the ledger has them, and the next start sends them; is the cluster well?",
         )
 
     # -- a turn

@@ -29,7 +29,7 @@ def lane_filled_to(bound: Rules, *, followers: int) -> Driver:
 @pytest.mark.parametrize("bound", [Rules(max_parked_per_lane=3), Rules(max_parked_bytes=300)])
 @pytest.mark.parametrize("reopened", [False, True], ids=["same-owner", "reopened"])
 def test_a_parking_bound_stops_the_source_and_never_the_retries(bound: Rules, *, reopened: bool) -> None:
-    """At the bound the source pauses, before and after a reopening; the retry still runs and frees the lane."""
+    """At the bound the source pauses, also after a reopening; the retry still runs and frees the lane."""
     driver = lane_filled_to(bound, followers=3)
     if reopened:
         driver.crash()

@@ -210,17 +210,21 @@ def test_a_follower_parked_below_one_that_was_released_is_still_found() -> None:
     driver.rest(wait=False)
     driver.now_ms += 1000
     driver.poll()
-    driver.work()  # the retry of 1
-    driver.write()
-    driver.sync()
-    driver.work()  # 7 is read back, fails, waits
-    driver.produce("a", 5)
+    driver.work()  # 1 succeeds, 7 is read back and fails
+    driver.produce("b", 1, effect="shared", payload={})
     driver.poll()
-    driver.hand_out()
+    (busy,) = driver.hand_out()
+    driver.produce("a", 5, effect="shared", payload={})
+    driver.poll()
     driver.settle()
+    driver.now_ms += 1000
+    driver.poll()
+    assert driver.hand_out() == [], "5 waits in memory, its effect is in hand, the retry of 7 behind it"
+    driver.step(busy)
+    driver.finish(busy)
     driver.rest()
-    assert driver.effects() == ["a1", "a7"]
-    assert driver.cases() == ["sequence-stale"]
+    assert driver.effects() == ["a1", "shared", "a7"]
+    assert driver.ends_of(3) == [(Settled.PARKED, "later"), (Settled.DUPLICATE, "succeeded")]
     driver.check_at_rest()
 
 

@@ -60,7 +60,7 @@ REASONS: Final[dict[str, ReasonRule]] = {
         (*_RUN, *_MOVE, "mark-done"),
     ),
     "review-requested": ReasonRule(
-        "The handler asked for a person before effect {effect_key} goes on.",
+        "The handler asked for a person first. May effect {effect_key} go on?",
         (*_RUN, *_MOVE, "mark-done"),
     ),
     "rejected": ReasonRule(
@@ -68,7 +68,7 @@ REASONS: Final[dict[str, ReasonRule]] = {
         (*_RUN, *_MOVE, "mark-done"),
     ),
     "unknown-contract-version": ReasonRule(
-        "Is a release that understands this contract version on its way?",
+        "Is a release on its way that understands the contract version of effect {effect_key}?",
         (*_RUN, *_MOVE, "mark-done"),
     ),
 }

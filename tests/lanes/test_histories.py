@@ -22,8 +22,8 @@ from laneway.lanes.settling import Rules
 from laneway.lanes.verdict import ACK, Outcome, Reject, Retry, Review, Wait
 from tests.lanes.driver import MANY, Driver, value_of
 
-HISTORIES = 200
-"""Per kind of lane; with the kinds below a few thousand in all."""
+HISTORIES = int(os.environ.get("LANEWAY_HISTORIES", "200"))
+"""Per kind of lane and test; with the kinds below a few thousand in all."""
 
 POISON = Outcome(Reject("poison"), "permanent-failure")
 UNKNOWN = Outcome(Review("unclassified-failure", ""), "unclassified-failure", "x.Boom", "abc")

@@ -84,7 +84,6 @@ _CODES: Final[Mapping[ErrorClass, tuple[int, ...]]] = {
         KafkaError.MSG_SIZE_TOO_LARGE,
         KafkaError.RECORD_LIST_TOO_LARGE,
         KafkaError.INVALID_MSG_SIZE,
-        KafkaError.INVALID_RECORD,
     ),
     ErrorClass.MISSING: (
         KafkaError.UNKNOWN_TOPIC_OR_PART,

@@ -58,7 +58,8 @@ def closed_port() -> Iterator[str]:
         (KafkaError.STALE_MEMBER_EPOCH, ErrorClass.NOT_COMMITTED),
         (KafkaError._STATE, ErrorClass.NOT_COMMITTED),
         (KafkaError.MSG_SIZE_TOO_LARGE, ErrorClass.TOO_LARGE),
-        (KafkaError.INVALID_RECORD, ErrorClass.TOO_LARGE),
+        # A topic that was made compacted says this of a record without a key, whatever its size.
+        (KafkaError.INVALID_RECORD, ErrorClass.OTHER),
         (KafkaError.UNKNOWN_TOPIC_OR_PART, ErrorClass.MISSING),
         (KafkaError.PRODUCER_FENCED, ErrorClass.FENCED),
         (KafkaError.COORDINATOR_LOAD_IN_PROGRESS, ErrorClass.RETRIABLE),

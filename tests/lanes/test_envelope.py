@@ -19,7 +19,7 @@ from laneway.lanes.envelope import (
     key_text,
 )
 from laneway.lanes.failures import Unavailable
-from laneway.lanes.pointer import MAX_INTEGER, pointer_tokens
+from laneway.lanes.pointer import MAX_INTEGER
 from laneway.lanes.record import Channel, Headers, Record, keyed_lane, lane_of_one
 
 USUAL = EnvelopeRules()
@@ -383,58 +383,7 @@ def test_the_short_way_and_the_long_way_agree(changes: dict[str, object], positi
     assert flat.fault == deep.fault.replace("json:/m/", "json:/")
 
 
-# --- pointers ----------------------------------------------------------------------------------
-
-
-@given(tokens=st.lists(st.text(max_size=6), min_size=1, max_size=4))
-def test_pointers_name_any_path(tokens: list[str]) -> None:
-    """Whatever the names on the way are, a pointer written by RFC 6901 leads to what stands there."""
-    pointer = "".join("/" + token.replace("~", "~0").replace("/", "~1") for token in tokens)
-    assert pointer_tokens(pointer) == tuple(tokens)
-    tree: object = "found"
-    for token in reversed(tokens):
-        tree = {token: tree}
-    rules = EnvelopeRules("position", f"json:{pointer}", None, None, None, "value")
-    assert read(json.dumps(tree, ensure_ascii=True).encode("utf-8"), rules).effect_key == "found"
-
-
-@pytest.mark.parametrize(
-    ("pointer", "found"),
-    [
-        ("/a/0", "zero"),
-        ("/a/1/b", "one"),
-        ("/a/-", None),
-        ("/a/2", None),
-        ("/a/01", None),
-        ("/a/+0", None),
-        ("/a/٠", None),
-        ("/a/999999999999999999999", None),
-        ("/o/0", "name"),
-        ("/s/0", None),
-        ("/a~1b", "slash"),
-        ("/~01", "tilde"),
-        ("/", "empty"),
-        ("/ ", "space"),
-        ('/q"\\', "quote"),
-    ],
-)
-@pytest.mark.parametrize("decode", [None, json.loads])
-def test_pointers_follow_rfc_6901(pointer: str, found: str | None, decode: Any) -> None:
-    """Indices, escapes and odd names are read as the standard says, in JSON and in decoded objects."""
-    tree = {
-        "a": ["zero", {"b": "one"}],
-        "o": {"0": "name"},
-        "s": "text",
-        "a/b": "slash",
-        "~1": "tilde",
-        "": "empty",
-        " ": "space",
-        'q"\\': "quote",
-    }
-    rules = EnvelopeRules("position", f"json:{pointer}", None, None, None, "value")
-    record = read(json.dumps(tree).encode(), rules, decode=decode)
-    expected = (found, "") if found else ("", f"missing-field: effect_key at json:{pointer}")
-    assert (record.effect_key, record.fault) == expected
+# --- rules -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

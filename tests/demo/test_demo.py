@@ -72,12 +72,17 @@ def worker_pids(directory: Path) -> set[int]:
     return {json.loads(line)["pid"] for line in lines}
 
 
-def is_alive(pid: int) -> bool:
-    """Whether a process of this id runs; a zombie that waits for its parent's look does not."""
-    state = subprocess.run(
-        ["ps", "-o", "stat=", "-p", str(pid)], check=False, capture_output=True, text=True
-    ).stdout.strip()
-    return bool(state) and not state.startswith("Z")
+def processes() -> dict[int, int]:
+    """Every process that lives, with its parent; a zombie that waits for its parent's look does not live."""
+    command = ["ps", "-A", "-o", "pid=,ppid=,stat="]
+    lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    fields = [line.split() for line in lines]
+    return {int(pid): int(parent) for pid, parent, state in fields if not state.startswith("Z")}
+
+
+def children_of(process: subprocess.Popen[str]) -> set[int]:
+    """What it has started and not ended."""
+    return {pid for pid, parent in processes().items() if parent == process.pid}
 
 
 def test_the_demo_keeps_every_promise(tmp_path: Path) -> None:
@@ -102,7 +107,7 @@ def test_the_demo_keeps_every_promise(tmp_path: Path) -> None:
     }
     assert parts.count("training") == 1 + TRAINING_INVARIANTS
     assert len({each["id"] for each in scenarios}) == len(scenarios)
-    assert not any(is_alive(pid) for pid in worker_pids(tmp_path / "kept"))
+    assert not worker_pids(tmp_path / "kept") & processes().keys()
 
 
 @pytest.mark.parametrize(
@@ -131,11 +136,8 @@ def test_its_processes_end_with_it(tmp_path: Path, number: signal.Signals, code:
     """Every process that the demo started ends with it, also on Ctrl+C and when it is itself killed."""
     kept = tmp_path / "kept"
     with demo("--keep", str(kept), directory=tmp_path) as process:
-        pids = eventually(
-            lambda: worker_pids(kept) if kept.exists() else set(), DEADLINE_S, "a running worker"
-        )
-        assert any(is_alive(pid) for pid in pids)
+        eventually(lambda: worker_pids(kept) if kept.exists() else set(), DEADLINE_S, "a running worker")
+        pids = eventually(lambda: children_of(process), 10, "workers that it started")
         process.send_signal(number)
         assert process.wait(DEADLINE_S) == code
-        pids = worker_pids(kept)
-        eventually(lambda: not any(map(is_alive, pids)), 10, "the workers to end with the demo")
+        eventually(lambda: not pids & processes().keys(), 10, "the workers to end with the demo")

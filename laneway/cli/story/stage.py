@@ -32,6 +32,8 @@ from laneway.store.state_dir import StateDir
 APP: Final = "laneway.cli.story.app:pipeline"
 _POLL_S: Final = 0.1
 _READ_S: Final = 20.0
+_SILENCE_S: Final = 8.0
+"""A worker that has nothing left and said nothing for so long will do nothing more."""
 
 Line = dict[str, Any]
 
@@ -154,17 +156,24 @@ class Stage:
         return child
 
     def wait(self, what: str, condition: Callable[[], object]) -> None:
-        """Wait for a condition. A worker that ends meanwhile, unasked, ends the wait.
+        """Wait for a condition. A worker that ends meanwhile unasked ends the wait, and so does silence.
 
         Raises:
             EndOfStoryError: it did not come true.
         """
+        told_bytes, heard_s = self._told_bytes(), self._clock.elapsed_s
         while not condition():
             self._clock.pause(what)
             code = self._children[-1].exit_code() if self._children else None
             if code is not None and not condition():
                 words = self._children[-1].last_words()
                 raise EndOfStoryError(f"the worker ended with {code} before {what}; it said:\n{words}")
+            if (now_bytes := self._told_bytes()) != told_bytes:
+                told_bytes, heard_s = now_bytes, self._clock.elapsed_s
+            elif self._clock.elapsed_s - heard_s > _SILENCE_S:
+                if self.lag() == 0 and not condition():
+                    raise EndOfStoryError(f"waited in vain for {what}: nothing is left to come")
+                heard_s = self._clock.elapsed_s
 
     def wait_for_end(self, child: Child, what: str) -> int:
         """Wait until a worker has ended; its exit code, -9 after a kill."""
@@ -250,6 +259,10 @@ class Stage:
             return [None for _ in keys]
         with state.read_store(self.name, 0) as ledger:
             return ledger.effects(keys)
+
+    def _told_bytes(self) -> int:
+        """How much the journals hold: it grows while anything happens."""
+        return sum(path.stat().st_size for path in self.directory.glob("journal-*.ndjson"))
 
     def _records(self, topic: str) -> list[StoredRecord]:
         with Cluster(self.settings) as cluster:

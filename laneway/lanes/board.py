@@ -35,14 +35,14 @@ from laneway.lanes.admission import (
     standing,
 )
 from laneway.lanes.canonical import payload_hash
-from laneway.lanes.case import Case
 from laneway.lanes.due import DueHeap
 from laneway.lanes.effect import FINISHED, Effect
 from laneway.lanes.envelope import Envelope
-from laneway.lanes.follower import revive_all
+from laneway.lanes.failures import HandlerSignal, Unavailable
+from laneway.lanes.follower import READ_AGAIN_MS, revive_all
 from laneway.lanes.forward import Home
 from laneway.lanes.frontier import Seen, reopened
-from laneway.lanes.lane import HoldKind, Lane
+from laneway.lanes.lane import Lane
 from laneway.lanes.overlay import Known, Overlay
 from laneway.lanes.record import Channel, Record, is_lane_of_one
 from laneway.lanes.run import Run
@@ -177,6 +177,20 @@ class Board:
             budget: records to hand out at most, roughly; lanes beyond it stay ready.
         """
         runs: list[Run] = []
+        try:
+            self._fill(runs, budget, now_ms)
+        except BaseException:
+            # They never reach a handler, so nobody must wait for them.
+            for run in runs:
+                self.abandon(run)
+            raise
+        for run in runs:
+            for record in run.records:
+                if not record.parked and record.offset > self.handed_over.get(record.channel, -1):
+                    self.handed_over[record.channel] = record.offset
+        return runs
+
+    def _fill(self, runs: list[Run], budget: int, now_ms: int) -> None:
         handed = 0
         while self._lanes.has_ready and handed < budget:
             batch = self._lanes.take_ready(budget - handed)
@@ -193,12 +207,6 @@ class Board:
                     runs.append(run)
                 else:
                     self._lanes.let_go(work)
-        handed_over = self.handed_over
-        for run in runs:
-            for record in run.records:
-                if record.offset > handed_over.get(record.channel, -1) and not record.parked:
-                    handed_over[record.channel] = record.offset
-        return runs
 
     def settle(self, run: Run, now_ms: int) -> bool:
         """Take a run back: settle what was started, keep the rest for later.
@@ -217,7 +225,7 @@ class Board:
                 rest.insert(0, record)
                 self._lanes.rest(work, now_ms + outcome.verdict.retry_after_ms)
                 break
-            healed = self._healed_by(record, work.state)
+            healed = self._ledger.gap_healed_by(record, work.state)
             settlement, after = self._settling.verdict(record, outcome, work.state, healed, now_ms)
             plain = isinstance(outcome.verdict, Ack) and healed is None
             self._settle(settlement, work, after, barrier=not plain)
@@ -312,7 +320,9 @@ class Board:
             if parked and work.barrier > self._lanes.committed:
                 self._lanes.await_commit(work)
                 break
-            records = self._parked_of(work) if parked else list(islice(work.waiting, self._rules.max_run))
+            records = (
+                self._parked_of(work, now_ms) if parked else list(islice(work.waiting, self._rules.max_run))
+            )
             if not records:
                 break
             self._ledger.read_effects(records, known)
@@ -391,7 +401,7 @@ class Board:
         decision = self._decide(record, effect, in_turn)
         if decision.action is Action.RUN:
             return self._start(work, record, now_ms)
-        healed = self._healed_by(record, work.state) if in_turn else None
+        healed = self._ledger.gap_healed_by(record, work.state) if in_turn else None
         if decision.action is Action.DUPLICATE:
             assert effect is not None
             done = self._settling.duplicate(
@@ -432,7 +442,7 @@ class Board:
         if not record.misfit:
             return True
         record.payload_hash = payload_hash(record.payload, record.value)
-        healed = self._healed_by(record, work.state)
+        healed = self._ledger.gap_healed_by(record, work.state)
         self._settle_in(work, self._settling.misfit(record, work.state, healed, now_ms))
         return False
 
@@ -485,16 +495,15 @@ class Board:
         for work in self._in_hand.release(effect_key):
             self._lanes.wake(work)
 
-    def _healed_by(self, record: Record, lane: Lane) -> Case | None:
-        """The gap case that this record's settlement closes."""
-        hold = lane.hold
-        if hold is None or hold.kind is not HoldKind.GAP or hold.sequence != record.sequence:
-            return None
-        return self._ledger.case(hold.case_id)
-
-    def _parked_of(self, work: Work) -> list[Record]:
+    def _parked_of(self, work: Work, now_ms: int) -> list[Record]:
+        """The next followers of a lane; none when the pipeline's decoder cannot read them now."""
         found = self._ledger.parked(work.lane, work.cursor, self._rules.max_run)
-        followers = revive_all(found, work.lane, self._envelope, self._home)
+        try:
+            followers = revive_all(found, work.lane, self._envelope, self._home)
+        except HandlerSignal as signal:
+            again_ms = signal.retry_after_ms if isinstance(signal, Unavailable) else READ_AGAIN_MS
+            self._lanes.rest(work, now_ms + again_ms)
+            return []
         for record in followers:
             record.redelivered = record.offset <= self._handed_before.get(Channel.SOURCE, -1)
         return followers

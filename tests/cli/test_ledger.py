@@ -72,6 +72,14 @@ def test_no_state_directory_is_refused(tmp_path: Path, capsys: pytest.CaptureFix
     assert not (tmp_path / "none").exists()
 
 
+def test_messages_are_escaped_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A name that would clear the screen comes out readable on standard error."""
+    assert main(["ledger", "stats", "--state-dir", str(tmp_path / "\x1b[2J\u202e")]) == 4
+    err = capsys.readouterr().err
+    assert "\\x1b[2J\\u202e" in err
+    assert all(char.isprintable() or char == "\n" for char in err)
+
+
 def test_a_store_that_cannot_be_read_hides_no_other(
     owned: list[Ledger], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -128,9 +128,9 @@ class Board:
                 continue
             self._count(record)
             if record.skip:
-                self._settle(self._settling.dropped(record, record.skip), None)
+                self._settle(self._settling.dropped(record, record.skip), None, None)
             elif record.fault:
-                self._settle(self._settling.unusable(record, now_ms), None)
+                self._settle(self._settling.unusable(record, now_ms), None, None)
             else:
                 arrived.append(record)
         self._lanes.enter(arrived)
@@ -180,14 +180,14 @@ class Board:
         try:
             self._fill(runs, budget, now_ms)
         except BaseException:
-            # They never reach a handler, so nobody must wait for them.
-            for run in runs:
+            for run in runs:  # they never reach a handler, so nobody must wait for them
                 self.abandon(run)
             raise
+        handed_over = self.handed_over
         for run in runs:
             for record in run.records:
-                if not record.parked and record.offset > self.handed_over.get(record.channel, -1):
-                    self.handed_over[record.channel] = record.offset
+                if record.offset > handed_over.get(record.channel, -1):
+                    handed_over[record.channel] = record.offset
         return runs
 
     def _fill(self, runs: list[Run], budget: int, now_ms: int) -> None:
@@ -201,8 +201,7 @@ class Board:
             for work in batch:
                 records = self._judge(work, known, now_ms)
                 if records:
-                    run = Run(work.lane, records, self._epoch, self._owner)
-                    work.run = run
+                    run = work.run = Run(work.lane, records, self._epoch, self._owner)
                     handed += len(records)
                     runs.append(run)
                 else:
@@ -228,7 +227,7 @@ class Board:
             healed = self._ledger.gap_healed_by(record, work.state)
             settlement, after = self._settling.verdict(record, outcome, work.state, healed, now_ms)
             plain = isinstance(outcome.verdict, Ack) and healed is None
-            self._settle(settlement, work, after, barrier=not plain)
+            self._settle(settlement, after, work, barrier=not plain)
         for record in rest:
             self._release_effect(record.effect_key)
         work.waiting.extendleft(record for record in reversed(rest) if not record.parked)
@@ -314,15 +313,14 @@ class Board:
 
     def _judge(self, work: Work, known: Known, now_ms: int) -> list[Record]:
         """Judge a lane until something may run, the lane has to wait, or nothing is left."""
+        limit = self._rules.max_run
         while work.rest_until_ms <= now_ms:
             # Before any source or retry record of a free lane: its parked followers.
             parked = work.state.hold is None and work.state.parked > 0
             if parked and work.barrier > self._lanes.committed:
                 self._lanes.await_commit(work)
                 break
-            records = (
-                self._parked_of(work, now_ms) if parked else list(islice(work.waiting, self._rules.max_run))
-            )
+            records = self._parked_of(work, now_ms) if parked else list(islice(work.waiting, limit))
             if not records:
                 break
             self._ledger.read_effects(records, known)
@@ -387,15 +385,15 @@ class Board:
         record.prior = effect
         if record.channel is Channel.RETRY:
             if not may_run_held(work.state, record.effect_key, record.attempt):
-                self._settle(self._settling.dropped(record, "stale-retry-copy"), work)
+                self._settle(self._settling.dropped(record, "stale-retry-copy"), None, work)
                 return False
             return self._start(work, record, now_ms)
         step = PLACES[self._place(record, work.state.last, self._rules.first_sequence), held(work.state)]
         if step is Step.PARK:
-            self._settle_in(work, self._settling.park(record, work.state, now_ms))
+            self._settle(*self._settling.park(record, work.state, now_ms), work)
             return False
         if step is Step.OPEN_GAP:
-            self._settle_in(work, self._settling.gap(record, work.state, now_ms))
+            self._settle(*self._settling.gap(record, work.state, now_ms), work)
             return False
         in_turn = step is Step.JUDGE_IN_TURN
         decision = self._decide(record, effect, in_turn)
@@ -408,17 +406,13 @@ class Board:
                 record, effect, work.state, healed, in_turn=in_turn, now_ms=now_ms
             )
             sure = self._ledger.is_committed(record.effect_key) and healed is None
-            self._settle_in(work, done, barrier=not sure)
+            self._settle(*done, work, barrier=not sure)
             return False
+        holds = decision.action is Action.HOLD
         done = self._settling.conflict(
-            record,
-            decision.reason,
-            work.state,
-            healed,
-            holds=decision.action is Action.HOLD,
-            now_ms=now_ms,
+            record, decision.reason, work.state, healed, holds=holds, now_ms=now_ms
         )
-        self._settle_in(work, done)
+        self._settle(*done, work)
         return False
 
     def _place(self, record: Record, last: int | None, first_sequence: int | None) -> Place:
@@ -443,16 +437,13 @@ class Board:
             return True
         record.payload_hash = payload_hash(record.payload, record.value)
         healed = self._ledger.gap_healed_by(record, work.state)
-        self._settle_in(work, self._settling.misfit(record, work.state, healed, now_ms))
+        self._settle(*self._settling.misfit(record, work.state, healed, now_ms), work)
         return False
 
     # -- keeping the books
 
-    def _settle_in(self, work: Work, done: tuple[Settlement, Lane], *, barrier: bool = True) -> None:
-        self._settle(done[0], work, done[1], barrier=barrier)
-
     def _settle(
-        self, settlement: Settlement, work: Work | None, after: Lane | None = None, *, barrier: bool = True
+        self, settlement: Settlement, after: Lane | None, work: Work | None, *, barrier: bool = True
     ) -> None:
         """Book a settlement: lane, counters, frontier, and what must wait for its commit."""
         record = settlement.record

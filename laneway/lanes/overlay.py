@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from laneway.lanes.case import Case
 from laneway.lanes.effect import Effect
-from laneway.lanes.lane import Lane, Parked, ParkedKey
+from laneway.lanes.lane import HoldKind, Lane, Parked, ParkedKey
 from laneway.lanes.record import Record
 from laneway.lanes.settlement import Settlement
 from laneway.lanes.view import LedgerView, Opening, PutCase, PutEffect
@@ -68,6 +68,13 @@ class Overlay:
     def case(self, case_id: str) -> Case | None:
         """One open case."""
         return self._cases.get(case_id) or self._view.case(case_id)
+
+    def gap_healed_by(self, record: Record, lane: Lane) -> Case | None:
+        """The gap case that this record's settlement closes."""
+        hold = lane.hold
+        if hold is None or hold.kind is not HoldKind.GAP or hold.sequence != record.sequence:
+            return None
+        return self.case(hold.case_id)
 
     def book(self, settlement: Settlement, cycle: int) -> None:
         """Lay a settlement over the ledger until its cycle is committed."""

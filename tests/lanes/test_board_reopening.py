@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from laneway.lanes.failures import classify
+from laneway.lanes.failures import TemporaryFailure, Unavailable, classify
+from laneway.lanes.follower import LostFollowersError
 from laneway.lanes.forward import Forward
 from laneway.lanes.record import Channel
 from laneway.lanes.run import Run
 from laneway.lanes.settlement import Settled
 from laneway.lanes.settling import Rules
 from laneway.lanes.verdict import ACK, Outcome, Reject, Retry
+from laneway.lanes.view import PutParked
 from tests.lanes.driver import Driver, Stored
 
 LATER = Outcome(Retry("later"), "temporary-failure")
@@ -91,6 +95,25 @@ def test_a_retry_and_a_follower_are_marked_redelivered_too() -> None:
         (1, 2, True),
         (2, 1, True),
     ], "2 was handed out behind 1 in its first run"
+
+
+def test_a_follower_that_was_never_seen_before_its_release_is_marked_when_it_comes_back() -> None:
+    """Parked unseen, released, handed out, killed: now it is redelivered, before that it was not (S21)."""
+    driver = Driver()
+    driver.produce_many("a", 3, 2, 1)
+    driver.poll()
+    driver.work()
+    driver.settle()
+    (run,) = driver.hand_out()
+    assert [(record.sequence, record.redelivered) for record in run.records] == [(1, False)]
+    driver.step(run)
+    driver.finish(run)
+    driver.settle()
+    (run,) = driver.hand_out()
+    assert [(record.sequence, record.redelivered) for record in run.records] == [(2, False), (3, False)]
+    driver.crash()
+    driver.rest()
+    assert [(act.sequence, act.redelivered) for act in driver.acts] == [(1, False), (2, True), (3, True)]
 
 
 def test_a_run_of_an_older_ownership_is_refused() -> None:
@@ -335,6 +358,53 @@ def test_a_forward_that_cannot_be_published_holds_its_offset_and_nothing_else() 
     driver.rest()
     assert len(driver.dlq) == 1
     assert driver.committed[Channel.SOURCE] == 3
+    driver.check_at_rest()
+
+
+def test_a_ledger_that_contradicts_itself_stops_the_partition_and_nobody_waits_for_a_run() -> None:
+    """The lane counts followers that are not there: an error, and no other lane is left with a run out."""
+    driver = Driver()
+    driver.produce_many("a", 2, 1)
+    driver.poll()
+    driver.work()
+    driver.settle()
+    driver.work()
+    driver.write()
+    driver.ledger.apply([PutParked(("ka", 2, 0), None)], driver.board.meta(0), [])
+    driver.sync()
+    driver.produce("b", 1)
+    driver.poll()
+    with pytest.raises(LostFollowersError, match="lane 'a'"):
+        driver.hand_out()
+    assert driver.board.running == 0
+    assert driver.effects() == ["a1"]
+
+
+@pytest.mark.parametrize("signal", [Unavailable(400), TemporaryFailure()], ids=["unavailable", "temporary"])
+def test_a_decoder_that_is_down_lets_a_released_follower_wait(signal: Exception) -> None:
+    """A follower that cannot be read back now waits with its lane; nothing is refused (case 25)."""
+    down = False
+
+    def decode(value: bytes) -> object:
+        if down:
+            raise signal
+        return json.loads(value)
+
+    driver = Driver(decode=decode)
+    driver.produce_many("a", 2, 1)
+    driver.produce("b", 1)
+    driver.poll()
+    driver.work()
+    driver.settle()
+    down = True
+    driver.work()
+    driver.settle()
+    assert driver.hand_out() == []
+    assert driver.board.next_due_ms is not None
+    down = False
+    driver.rest()
+    assert driver.effects() == ["b1", "a1", "a2"]
+    assert driver.dlq == []
     driver.check_at_rest()
 
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from laneway.lanes.effect import EffectState
-from laneway.lanes.envelope import EnvelopeRules
+from laneway.lanes.envelope import Envelope, EnvelopeRules
 from laneway.lanes.failures import NeedsReview, PermanentFailure, classify
 from laneway.lanes.forward import ForwardKind
 from laneway.lanes.record import Channel, Record
@@ -369,4 +369,21 @@ def test_a_fault_that_appears_on_a_retry_is_judged_in_turn() -> None:
     driver.rest()
     assert driver.effects() == ["a2"]
     assert len(driver.dlq) == 1
+    driver.check_at_rest()
+
+
+def test_a_fault_that_appears_on_a_parked_follower_is_judged_in_turn() -> None:
+    """The envelope rules changed while it was parked: it keeps its place and is refused when it comes."""
+    driver = Driver(Rules(pass_after_reject=True))
+    driver.produce_many("a", 3, 2)
+    driver.rest()
+    driver.envelope = Envelope(EnvelopeRules(message_id="json:/moved"))
+    driver.crash()
+    value = msgspec.json.decode(value_of("a", 1)) | {"moved": "m"}
+    driver.produce_raw(msgspec.json.encode(value))
+    driver.rest()
+    assert driver.effects() == ["a1"]
+    reason = "missing-field: message_id at json:/moved"
+    assert [driver.ends_of(offset)[-1] for offset in (1, 0)] == [(Settled.QUARANTINED, reason)] * 2
+    assert [own_headers(letter.headers)["laneway-sequence"] for letter in driver.dlq] == ["2", "3"]
     driver.check_at_rest()

@@ -14,7 +14,7 @@ loses nothing: reopening sends the outbox again, and what the ledger has settled
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, Future
 from itertools import chain
 from typing import Protocol
@@ -249,6 +249,7 @@ class LocalTruth:
         waiting = False
         # News of one case must arrive in order, so a later one waits behind an earlier.
         behind: set[str] = set()
+        flying = _Flying(partition.outbox.values())
         for key, entry in partition.outbox.items():
             order_key = entry.forward.order_key
             in_order = not order_key or order_key not in behind
@@ -256,7 +257,7 @@ class LocalTruth:
                 behind.add(order_key)
             if entry.in_flight:
                 waiting = True
-            elif in_order and now_ms >= entry.retry_at_ms:
+            elif in_order and now_ms >= entry.retry_at_ms and flying.takes(entry):
                 topic, number = partition.target_of(entry.forward)
                 refusal = self._publisher.send(topic, number, entry.forward, Token(partition, key))
                 if refusal is None:
@@ -279,6 +280,10 @@ class LocalTruth:
 
     def _refused(self, partition: Partition, entry: Unpublished, refusal: Refusal, now_ms: int) -> None:
         forward = entry.forward
+        if refusal.too_large and not entry.alone:
+            # A batch was refused, which says nothing of each forward in it.
+            entry.alone = True
+            return
         if refusal.too_large and forward.kind is ForwardKind.DLQ and not entry.stubbed:
             # One oversized dead letter must not hold its partition: position and hash are enough to find it.
             entry.forward = stub(forward)
@@ -319,6 +324,30 @@ class LocalTruth:
     def _fail(self, cycle: Cycle, part: PartCycle, error: LedgerError) -> None:
         part.partition.failure = error
         cycle.parts.remove(part)
+
+
+class _Flying:
+    """Which forwards of one outbox may be sent now: one that travels alone shares its topic with none."""
+
+    __slots__ = ("_alone", "_any")
+
+    def __init__(self, outbox: Iterable[Unpublished]) -> None:
+        flying = [entry for entry in outbox if entry.in_flight]
+        self._any = {entry.forward.kind for entry in flying}
+        self._alone = {entry.forward.kind for entry in flying if entry.alone}
+
+    def takes(self, entry: Unpublished) -> bool:
+        """Whether it may go; asked in the outbox's order, and a yes counts it as sent."""
+        kind = entry.forward.kind
+        if kind in self._alone:
+            return False
+        if entry.alone:
+            # Later ones wait too, or its turn would never come.
+            self._alone.add(kind)
+            if kind in self._any:
+                return False
+        self._any.add(kind)
+        return True
 
 
 def _without(settlements: list[Settlement], gone: list[Settlement]) -> list[Settlement]:

@@ -56,15 +56,20 @@ class State(Enum):
 
 
 class Unpublished:
-    """A forward that is durable in the outbox and not yet known to be in its topic."""
+    """A forward that is durable in the outbox and not yet known to be in its topic.
 
-    __slots__ = ("forward", "in_flight", "retry_at_ms", "stubbed")
+    Attributes:
+        alone: a batch with it was refused as too large, so it travels without others from now on.
+    """
+
+    __slots__ = ("alone", "forward", "in_flight", "retry_at_ms", "stubbed")
 
     def __init__(self, forward: Forward) -> None:
         self.forward = forward
         self.in_flight = False
         self.retry_at_ms = 0
         self.stubbed = False
+        self.alone = False
 
 
 class Partition:

@@ -2,9 +2,10 @@
 
 Not on a thread of its own: the client lets in one call at a time, so a commit beside a poll begins when
 that poll has ended; and a poll that serves a rebalance ends when its partitions are settled, which waits
-for the commit. So a commit is sent without waiting, and its answer comes with a later poll. While nobody
-can poll (inside a rebalance, and while the worker stops) the group is asked what it has: to the
-coordinator the question goes behind the commit.
+for the commit. So a commit is sent without waiting, and its answer comes with a later poll. That may be
+much later: it stands behind all that the client has prefetched, and a worker that waits for it may have
+no room to read that. So after a moment (at once inside a rebalance, and while the worker stops) the group
+is asked what it has: to the coordinator the question goes behind the commit.
 
 Boundary: offsets in, the positions that are known to be committed out. What a missing answer means for
 a record is `local_truth`'s business.
@@ -13,6 +14,7 @@ a record is `local_truth`'s business.
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Final
@@ -24,6 +26,10 @@ from laneway.consumer.kafka_errors import ErrorClass, classify
 log = logging.getLogger("laneway")
 
 ASK_TIMEOUT_S: Final = 2.0
+ASK_AFTER_S: Final = 0.005
+"""A commit has mostly been answered by then, so the question is a short one."""
+ASK_POLLED_TIMEOUT_S: Final = 0.1
+"""How long a question may keep the owner from its poll; it is put again while there is no answer."""
 
 Committed = set[tuple[str, int]]
 Answer = tuple[KafkaError | None, list[TopicPartition]]
@@ -46,6 +52,7 @@ class Committer:
         self._asked: list[TopicPartition] = []
         # Answers come in the order of the commits; one that was read back still comes, and is passed over.
         self._sent = 0
+        self._sent_s = 0.0
         self._answered = 0
         self._answer: Committed | None = None
 
@@ -62,6 +69,7 @@ class Committer:
             self._answer = set()  # the consumer was closed meanwhile
         else:
             self._sent += 1
+            self._sent_s = time.monotonic()
 
     def answer(self) -> Committed | None:
         """The positions that are committed; None while that is not known. An error is "not committed"."""
@@ -71,7 +79,9 @@ class Committer:
             if self._answered == self._sent and self._answer is None:
                 self._answer = self._told(error, places)
         if self._answer is None and not self.is_polled:
-            self._answer = self._read_back()
+            self._answer = self._read_back(ASK_TIMEOUT_S) or set()
+        elif self._answer is None and time.monotonic() - self._sent_s >= ASK_AFTER_S:
+            self._answer = self._read_back(ASK_POLLED_TIMEOUT_S)
         return self._answer
 
     def _told(self, error: KafkaError | None, places: list[TopicPartition]) -> Committed:
@@ -80,11 +90,14 @@ class Committer:
             return set()
         return {(tp.topic, tp.partition) for tp in places if tp.error is None}
 
-    def _read_back(self) -> Committed:
+    def _read_back(self, timeout_s: float) -> Committed | None:
+        """What of the last commit the group has; None when it did not say."""
         asked = [TopicPartition(tp.topic, tp.partition) for tp in self._asked]
         try:
-            found = self._consumer.committed(asked, timeout=ASK_TIMEOUT_S)
+            found = self._consumer.committed(asked, timeout=timeout_s)
         except KafkaException as error:
+            if error.args[0].code() == KafkaError._TIMED_OUT:
+                return None
             self._refused(error.args[0])
             return set()
         except RuntimeError:

@@ -18,15 +18,14 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Final, Generic, TypeVar, overload
 
-import msgspec
-from pydantic import TypeAdapter, ValidationError
-from pydantic.errors import PydanticUserError
+from pydantic import ValidationError
 
 from laneway.errors import AppImportError
 from laneway.lanes.canonical import payload_hash
 from laneway.lanes.failures import HandlerSignal, bounded, class_name, classify, invalid_payload
 from laneway.lanes.record import Headers, Record
 from laneway.lanes.verdict import ACK, Ack, Outcome, Reject, Retry, Review, Verdict
+from laneway.payload import PayloadReader, name_of, places
 
 T = TypeVar("T")
 R = TypeVar("R", bound=str | Verdict | None)
@@ -36,7 +35,6 @@ Models = Mapping[tuple[str, int], Any]
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MAX_FINGERPRINTS: Final = 1000
-_MAX_SHOWN_ERRORS: Final = 10
 _MAX_CHAIN: Final = 5
 
 _UNKNOWN_VERSION: Final = Outcome(Reject("unknown-contract-version"), "unknown-contract-version")
@@ -210,8 +208,8 @@ class Pipeline(Generic[T]):
         _check_handler(function)
         if self._handler is not None:
             raise AppImportError(
-                f"the pipeline already has the handler {_name(self._handler)}",
-                where=_name(function),
+                f"the pipeline already has the handler {name_of(self._handler)}",
+                where=name_of(function),
                 mend="one Pipeline has one handler; use a second Pipeline, in a worker of its own",
             )
         self._handler = function
@@ -236,9 +234,9 @@ class Pipeline(Generic[T]):
         temporary = self._temporary + _exception_classes(extra_temporary)
         decoded = self.decode is not None
         if isinstance(self._payload, Mapping):
-            readers = {pair: _Reader(model, decoded) for pair, model in self._payload.items()}
+            readers = {pair: PayloadReader(model, decoded) for pair, model in self._payload.items()}
             return Processor(self._handler, temporary, None, readers)
-        return Processor(self._handler, temporary, _Reader(self._payload, decoded), {})
+        return Processor(self._handler, temporary, PayloadReader(self._payload, decoded), {})
 
 
 class Processor:
@@ -250,8 +248,8 @@ class Processor:
         self,
         handler: Callable[[Delivery[Any]], object],
         temporary: tuple[type[BaseException], ...],
-        reader: _Reader | None,
-        by_version: Mapping[tuple[str, int], _Reader],
+        reader: PayloadReader | None,
+        by_version: Mapping[tuple[str, int], PayloadReader],
     ) -> None:
         self._handler = handler
         self._temporary = temporary
@@ -277,7 +275,7 @@ class Processor:
             try:
                 payload = reader.read(record)
             except ValidationError as error:
-                return invalid_payload(_places(error, reader.names()))
+                return invalid_payload(places(error, reader.names()))
             # Outside the `try` above: a ValidationError of the handler's own says nothing of our payload.
             answer = self._handler(Delivery(payload, record, topic, partition, deadline_ms))
             if answer is None:
@@ -302,59 +300,6 @@ class Processor:
             self._seen.add(mark)
             _log.warning("%s (%s), first seen here:\n%s", outcome.cause, mark, "\n".join(_frames(error)))
         return outcome
-
-
-class _Reader:
-    """How the payload of one contract version is read."""
-
-    __slots__ = ("_adapter", "_decoded", "_model", "_names")
-
-    def __init__(self, model: Any, decoded: bool) -> None:
-        self._model = model
-        self._decoded = decoded
-        self._names: frozenset[str] | None = None
-        self._adapter: TypeAdapter[object] | None = None
-        if model is None or model is bytes:
-            return
-        try:
-            self._adapter = TypeAdapter(model)
-        except (PydanticUserError, NameError, TypeError) as error:
-            raise AppImportError(
-                f"pydantic cannot validate this payload type ({class_name(error)})",
-                where=f"Pipeline(payload={_name(model)})",
-                mend="use a pydantic model, a dataclass, a TypedDict or a builtin type",
-            ) from error
-
-    def read(self, record: Record) -> object:
-        """The payload for the handler.
-
-        Raises:
-            ValidationError: it does not fit the model. Validators may raise anything else.
-        """
-        payload = record.payload
-        if record.value is None:
-            return None
-        adapter = self._adapter
-        if self._decoded:
-            return payload if adapter is None else adapter.validate_python(payload)
-        if not isinstance(payload, bytes):
-            raise TypeError("without a decode the payload is raw bytes")  # a defect in Laneway
-        if adapter is not None:
-            return adapter.validate_json(payload)
-        if self._model is bytes:
-            return payload
-        try:
-            return msgspec.json.decode(payload)
-        except msgspec.DecodeError:
-            return payload
-
-    def names(self) -> frozenset[str]:
-        """Every word of the model's schema: what may be shown of a location."""
-        if self._names is None:
-            adapter = self._adapter
-            words = () if adapter is None else _words(adapter.core_schema)
-            self._names = frozenset((*words, "[key]"))
-        return self._names
 
 
 def _outcome(answer: object) -> Outcome:
@@ -408,33 +353,6 @@ def _result_key(key: str) -> str:
     return key.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def _places(error: ValidationError, names: frozenset[str]) -> str:
-    """`location: type` of each error. A word that is not the model's own may be data: shown as `*`."""
-    found = error.errors(include_url=False, include_context=False, include_input=False)
-    lines = []
-    for one in found[:_MAX_SHOWN_ERRORS]:
-        place = ".".join(str(step) if isinstance(step, int) or step in names else "*" for step in one["loc"])
-        lines.append(f"{place or '(payload)'}: {one['type']}")
-    if len(found) > _MAX_SHOWN_ERRORS:
-        lines.append(f"and {len(found) - _MAX_SHOWN_ERRORS} more")
-    return "; ".join(lines)
-
-
-def _words(node: object) -> Iterator[str]:
-    """All text in a core schema: names of fields, aliases, tags and types; all of it code."""
-    if isinstance(node, str):
-        yield node
-    elif isinstance(node, type):
-        yield node.__name__
-    elif isinstance(node, Mapping):
-        for name, child in node.items():
-            yield from _words(name)
-            yield from _words(child)
-    elif isinstance(node, (list, tuple)):
-        for child in node:
-            yield from _words(child)
-
-
 def _frames(error: BaseException) -> Iterator[str]:
     """Class and frames of an error and of what caused it; never a message, never a value."""
     current: BaseException | None = error
@@ -453,7 +371,7 @@ def _frames(error: BaseException) -> Iterator[str]:
 
 def _check_handler(function: object) -> None:
     if not callable(function) or isinstance(function, type):
-        raise AppImportError(f"a handler is a function, not {_name(function)}")
+        raise AppImportError(f"a handler is a function, not {name_of(function)}")
     inner: object = function
     while isinstance(inner, partial):
         inner = inner.func
@@ -461,11 +379,11 @@ def _check_handler(function: object) -> None:
     if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called):
         raise AppImportError(
             "async handlers come in a later release",
-            where=_name(function),
+            where=name_of(function),
             mend="write it as `def`; it runs in one of `lanes.workers` threads",
         )
     if inspect.isgeneratorfunction(called):
-        raise AppImportError("a handler returns, it does not yield", where=_name(function))
+        raise AppImportError("a handler returns, it does not yield", where=name_of(function))
     try:
         signature = inspect.signature(function)
     except ValueError:
@@ -475,7 +393,7 @@ def _check_handler(function: object) -> None:
     except TypeError:
         raise AppImportError(
             "the handler must take exactly one positional argument, the delivery",
-            where=f"{_name(function)}({', '.join(signature.parameters)})",
+            where=f"{name_of(function)}({', '.join(signature.parameters)})",
             mend="write it as `def handle(delivery: Delivery[Model]) -> str | None`",
         ) from None
 
@@ -485,11 +403,11 @@ def _exception_classes(classes: Sequence[type[BaseException]]) -> tuple[type[Bas
     for kind in kinds:
         if not isinstance(kind, type) or not issubclass(kind, Exception):
             raise AppImportError(
-                f"temporary takes classes of exceptions, not {_name(kind)}", where="Pipeline(temporary=)"
+                f"temporary takes classes of exceptions, not {name_of(kind)}", where="Pipeline(temporary=)"
             )
         # The four signals say what they mean themselves; to list one could only contradict it.
         if issubclass(kind, HandlerSignal):
-            raise AppImportError(f"{_name(kind)} has its meaning already", where="Pipeline(temporary=)")
+            raise AppImportError(f"{name_of(kind)} has its meaning already", where="Pipeline(temporary=)")
     return tuple(classes)
 
 
@@ -501,9 +419,3 @@ def _check_pair(pair: object) -> None:
         'a mapping of payloads is keyed by (source topic, version), such as ("invoices", 1)',
         where="Pipeline(payload=)",
     )
-
-
-def _name(thing: object) -> str:
-    # A qualified name, or the class: the repr of a foreign object may hold anything.
-    name = getattr(thing, "__qualname__", None)
-    return name if isinstance(name, str) else f"an object of class {type(thing).__qualname__}"

@@ -24,7 +24,8 @@ MAX_LINES = 500
 MAY_IMPORT: Mapping[str, frozenset[str]] = {
     "errors": frozenset(),
     "lanes": frozenset({"errors"}),
-    "pipeline": frozenset({"errors", "lanes"}),
+    "payload": frozenset({"errors", "lanes"}),
+    "pipeline": frozenset({"errors", "lanes", "payload"}),
     "app": frozenset({"errors", "lanes", "pipeline"}),
     "store": frozenset({"errors", "lanes"}),
     "testing": frozenset({"errors", "lanes", "pipeline", "store"}),

@@ -177,13 +177,15 @@ class Forwarder:
             ("format", FORMAT),
             ("origin-topic", home.topic),
             ("origin-partition", str(home.partition)),
-            ("origin-offset", str(record.origin_offset)),
             ("origin-timestamp", str(record.timestamp_ms)),
             ("group", home.group),
             ("attempt", str(attempt)),
             ("first-failed-at", str(record.first_failed_ms or now_ms)),
             ("reason", reason),
         ]
+        # A retry record that cannot be believed has no origin that can be.
+        if not (record.fault and record.channel is Channel.RETRY):
+            own.append(("origin-offset", str(record.origin_offset)))
         if record.message_id:
             own.append(("message-id", record.message_id))
         if record.effect_key:

@@ -20,7 +20,7 @@ from itertools import chain
 from typing import Protocol
 
 from laneway.consumer.journal import Journal
-from laneway.consumer.partition import NOTE_EVERY_MS, Partition, Unpublished
+from laneway.consumer.partition import NOTE_EVERY_MS, Partition, State, Unpublished
 from laneway.consumer.settler import Cycle, PartCycle, Step
 from laneway.errors import LedgerError
 from laneway.lanes.forward import Forward, ForwardKind, stub
@@ -158,6 +158,9 @@ class LocalTruth:
         if not all(future.done() for _, future in self._syncing):
             return False
         for part, future in self._syncing:
+            if part.partition.state is State.CLOSED:
+                # It left meanwhile. Closing its ledger has synced it; a sync that came later was refused.
+                continue
             error = future.exception()
             if error is None:
                 assert part.cut is not None and part.partition.board is not None

@@ -1,0 +1,1 @@
+"""The deterministic simulation: whole histories of several workers in one thread, from a seed."""

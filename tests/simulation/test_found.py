@@ -1,0 +1,107 @@
+"""What the simulation has found in the settling code, each as the smallest story that shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from typing import Any, cast
+
+from laneway.consumer.journal import Journal
+from laneway.consumer.local_truth import CommitterPort, LocalTruth, PublisherPort
+from laneway.consumer.partition import Partition, State
+from laneway.consumer.settler import Settler
+from laneway.consumer.topics import TopicNames
+from laneway.lanes.board import Board
+from laneway.lanes.envelope import Envelope, EnvelopeRules
+from laneway.lanes.forward import Home
+from laneway.lanes.record import Channel, Record
+from laneway.lanes.settling import Rules
+from laneway.store.memory import MemoryLedger
+
+
+class Queue:
+    """An executor that gets to nothing by itself."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Future[Any], Callable[[], Any]]] = []
+
+    def submit(self, call: Callable[[], Any]) -> Future[Any]:
+        """Queue a call."""
+        future: Future[Any] = Future()
+        self.calls.append((future, call))
+        return future
+
+    def run(self) -> None:
+        """Get to all of them."""
+        for future, call in self.calls:
+            try:
+                future.set_result(call())
+            except Exception as error:  # noqa: BLE001 - it belongs to whoever asks the future
+                future.set_exception(error)
+
+
+class Nothing:
+    """A producer and a group that are never asked for anything."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"{name} of a partition that has gone")
+
+    def reports(self) -> list[Any]:
+        """Nothing was sent."""
+        return []
+
+
+class Silence:
+    """A journal without a reader."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_: None
+
+
+def test_a_partition_may_leave_before_its_sync_has_begun() -> None:
+    """A drain whose time is over closes the ledger; the sync that comes later concerns nobody (seed 40)."""
+    home = Home("reminders", "invoices", 0)
+    partition = Partition(
+        home,
+        TopicNames("invoices", "retry", "commands", "dlq", "review"),
+        1,
+        {Channel.SOURCE: 0, Channel.RETRY: 0},
+        {Channel.SOURCE: None, Channel.RETRY: None},
+    )
+    ledger = MemoryLedger()
+    partition.ledger = ledger
+    partition.board = Board(
+        home,
+        Rules(),
+        Envelope(EnvelopeRules()),
+        ledger,
+        ledger.opening(),
+        epoch=1,
+        writer="w",
+        starts=partition.starts,
+    )
+    partition.state = State.DRAINING
+    garbage = Record(Channel.SOURCE, 0, b"k", b"\xff")
+    garbage.fault = "undecodable"
+    partition.board.admit([garbage], 0)
+    queue = Queue()
+    truth = LocalTruth(
+        publisher=cast("PublisherPort", Nothing()),
+        committer=cast("CommitterPort", Nothing()),
+        journal=cast("Journal", Silence()),
+        executor=cast("Executor", queue),
+        notice=lambda: None,
+    )
+    settler = Settler(truth, max_ms=1, max_records=1)
+    settler.advance([partition], 10, urgent=True)
+    was_idle = settler.idle
+
+    ledger.close()
+    partition.state = State.CLOSED
+    queue.run()
+    settler.advance([], 20, urgent=True)
+
+    assert (was_idle, settler.idle) == (False, True), (
+        "the cycle waited for its sync, and then went to its end"
+    )
+    assert partition.failure is None

@@ -8,34 +8,42 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from laneway.app import load_app
 from laneway.consumer.settings_sources import load
 from laneway.consumer.start import build_worker
+from laneway.consumer.worker import Worker
 
 
-def crash_point(step: str, occurrence: int) -> Callable[[str], None]:
+class Crash:
     """Kills this process, as kill -9 does, when the step is done for the given time."""
-    left = occurrence
 
-    def at(name: str) -> None:
-        nonlocal left
-        if name == step:
-            left -= 1
-            if left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
+    def __init__(self, where: str) -> None:
+        self._step, number, *only = where.split(":")
+        self._left = int(number)
+        self._only_settling = bool(only)
+        self.worker: Worker | None = None
 
-    return at
+    def __call__(self, step: str) -> None:
+        """The crash point of the settler."""
+        if step != self._step or (self._only_settling and not self._settles()):
+            return
+        self._left -= 1
+        if self._left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _settles(self) -> bool:
+        # The crash point is told the step alone; what the cycle holds is nobody else's business.
+        cycle = self.worker._settler._cycle if self.worker is not None else None
+        return cycle is not None and any(part.cut and part.cut.settlements for part in cycle.parts)
 
 
 def main(app: str, config: str, where: str) -> None:
     """Run the worker until it kills itself, or is stopped."""
-    step, _, occurrence = where.partition(":")
-    worker = build_worker(
-        load(Path(config)).settings, load_app(app), crash_point=crash_point(step, int(occurrence or 1))
-    )
+    crash = Crash(where)
+    worker = build_worker(load(Path(config)).settings, load_app(app), crash_point=crash)
+    crash.worker = worker
     signal.signal(signal.SIGTERM, lambda *_: worker.request_stop())
     worker.run()
 

@@ -84,12 +84,17 @@ def load_settings(settings: Table, directory: Path) -> Settings:
     return load(_write_toml(directory / "loaded.toml", settings), env={}).settings
 
 
+class WorkerEndedError(Exception):
+    """The process that a test waits for has ended by itself."""
+
+
 class WorkerProcess:
     """One worker of the group. Use as a context manager; `start` begins it, again after every end.
 
     Attributes:
-        crash_at: "STEP:N" ends the process by SIGKILL behind the N-th time the settler did that step.
-            Read at every `start`; None is the plain `laneway run`.
+        crash_at: "STEP:N" ends the process by SIGKILL behind the N-th time the settler did that step;
+            "STEP:N:settling" counts only cycles that settle something. Read at every `start`; None is
+            the plain `laneway run`.
         arguments: appended to the command line of `laneway run`; not for an armed one.
     """
 
@@ -200,7 +205,13 @@ class WorkerProcess:
         return self.stderr_path.read_text(errors="replace") if self.stderr_path.exists() else ""
 
     def live(self) -> set[str]:
-        """The partitions ("topic-number") that this start of it works on, as it says itself."""
+        """The partitions ("topic-number") that this start of it works on, as it says itself.
+
+        Raises:
+            WorkerEndedError: it is not running any more; waiting for it would be in vain.
+        """
+        if not self.running:
+            raise WorkerEndedError(f"{self.name} has ended:\n{self.stderr()}")
         live: set[str] = set()
         for line in self.stderr_path.read_bytes()[self._said_before :].decode(errors="replace").splitlines():
             if found := _LIVE.search(line):

@@ -116,7 +116,7 @@ class WorkerProcess:
             settings: nested tables of laneway.toml; see `settings_of`.
             directory: where settings, journal and standard error are kept; the working directory too.
             name: tells the workers of one directory apart.
-            environment: added to that of the test.
+            environment: added to that of the test, whose own LANEWAY_* variables are left out.
         """
         directory.mkdir(parents=True, exist_ok=True)
         self.app = str(app)
@@ -129,7 +129,9 @@ class WorkerProcess:
         self.pids: list[int] = []
         journal = {**settings.get("journal", {}), "path": str(self._journal_path("{pid}"))}
         _write_toml(self.config, {**settings, "journal": journal})
-        self._environment = {**os.environ, **(environment or {})}
+        # What configures Laneway on this machine, or the test suite, must not configure this worker.
+        ours = {name: value for name, value in os.environ.items() if not name.startswith("LANEWAY_")}
+        self._environment = {**ours, **(environment or {})}
         self._process: subprocess.Popen[bytes] | None = None
         self._said_before = 0
 

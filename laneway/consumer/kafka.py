@@ -7,7 +7,6 @@ Python logger `laneway.kafka`, never to standard output or standard error by the
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -35,6 +34,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from laneway.consumer.kafka_errors import ErrorClass, classify, kafka_errors, position, to_laneway
+from laneway.consumer.kafka_log import logger
 from laneway.consumer.settings import KafkaValue, Settings
 from laneway.consumer.topics import PlannedTopic, TopicInfo
 from laneway.errors import IncompleteError, LanewayError, UnreachableError
@@ -58,10 +58,6 @@ __all__ = [
     "producer_config",
     "to_laneway",
 ]
-
-logger: Final = logging.getLogger("laneway.kafka")
-# Without a handler of its own Python would print the client's complaints to standard error.
-logger.addHandler(logging.NullHandler())
 
 DEFAULT_TIMEOUT_S: Final = 10.0
 _EMBEDDED_PREFIX: Final = "mockCluster"

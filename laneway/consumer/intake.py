@@ -44,6 +44,10 @@ class Unread:
         self.again_ms = 0
 
 
+_ENDING: Final = frozenset({ErrorClass.FATAL, ErrorClass.UNAUTHORISED, ErrorClass.MISSING})
+"""Errors that no later poll mends: the worker ends and says so, it does not sit without partitions."""
+
+
 class Intake:
     """Reads for all partitions of the process.
 
@@ -193,7 +197,7 @@ class Intake:
                 where=f"{topic}-{number}",
                 mend="look at `laneway offsets show`, then set the group's offset on purpose",
             )
-        elif error.fatal() or classify(error) in {ErrorClass.UNAUTHORISED, ErrorClass.MISSING}:
+        elif classify(error) in _ENDING:
             raise to_laneway(error, f"{topic}-{number}" if topic else "poll")
         else:
             log.warning("kafka: %s (%s)", error.str(), error.name())

@@ -26,7 +26,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from tests.broker import recording
-from tests.broker.cluster import Cluster, Outgoing
+from tests.broker.cluster import Cluster, ClusterError, Outgoing
 from tests.broker.conftest import Names
 from tests.broker.journal_checks import by_forward_id, check_saved_before_acked, events_of, header
 from tests.broker.kafka import KafkaBroker
@@ -69,7 +69,10 @@ class Group:
 
         def has_ended() -> bool:
             for topic in (self.names.source, self.topic("retry")):
-                committed = self.cluster.committed(self.names.group, topic)
+                try:
+                    committed = self.cluster.committed(self.names.group, topic)
+                except ClusterError:
+                    return False  # a broker that is just back does not know its groups yet
                 ends = self.cluster.end_offsets(topic)
                 if any((committed[number] or 0) != end for number, end in ends.items()):
                     return False
@@ -166,22 +169,21 @@ def test_a_broker_that_freezes_is_waited_for(own_kafka: KafkaBroker, names: Name
         check_each_once(group, 120)
 
 
-@pytest.mark.parametrize("how", ["clean", "kill"])
 def test_a_broker_that_restarts_in_mid_run_is_survived(
-    own_kafka: KafkaBroker, names: Names, tmp_path: Path, how: str
+    own_kafka: KafkaBroker, names: Names, tmp_path: Path
 ) -> None:
-    """The broker goes and comes back, in order or by kill -9: the worker recovers, each effect once."""
+    """The broker dies by kill -9 and comes back: the worker recovers, each effect once, in few words."""
     with group_of(own_kafka, names, tmp_path) as group:
         group.send(numbered(1, 100))
         group.worker.start()
         group.await_effects({"lane-0:10"})
-        if how == "kill":
-            own_kafka.kill()
+        own_kafka.kill()
         own_kafka.restart()
         group.send(numbered(101, 120))
         group.await_end(90)
         group.worker.stop()
         check_each_once(group, 120)
+        assert len(group.worker.stderr().splitlines()) < 60, group.worker.stderr()
 
 
 def test_a_stop_with_the_broker_down_is_bounded(own_kafka: KafkaBroker, names: Names, tmp_path: Path) -> None:
@@ -210,20 +212,6 @@ def test_a_stop_with_the_broker_down_is_bounded(own_kafka: KafkaBroker, names: N
         group.await_end()
         group.worker.stop()
         check_each_once(group, 20)
-
-
-def test_a_start_with_the_broker_gone_again_is_no_hang(
-    own_kafka: KafkaBroker, names: Names, tmp_path: Path
-) -> None:
-    """A worker started while the broker is away: exit 3 with the address, in bounded time (case 38)."""
-    with group_of(own_kafka, names, tmp_path) as group:
-        own_kafka.kill()
-        try:
-            group.worker.start()
-            assert group.worker.wait(30) == 3
-        finally:
-            own_kafka.restart()
-        assert own_kafka.bootstrap in group.worker.stderr()
 
 
 def test_a_dead_letter_too_large_for_its_topic_becomes_a_stub(

@@ -257,10 +257,10 @@ def test_a_worker_joins_and_leaves_under_load(
 
 
 def test_nothing_is_committed_that_the_ledger_has_not_settled(
-    kafka: KafkaBroker, names: Names, tmp_path: Path, group_protocol: str
+    kafka: KafkaBroker, names: Names, tmp_path: Path
 ) -> None:
     """Whenever a worker is killed, the group's offset is at most what its ledger has settled (case 9)."""
-    with group_of(kafka, names, tmp_path, group_protocol) as group:
+    with group_of(kafka, names, tmp_path, "classic") as group:
         group.send(load(8, 60, work_ms=10))
         killed = []
         worker = group.add()
@@ -294,7 +294,7 @@ def test_a_dead_workers_deliveries_come_back_marked(
     with group_of(kafka, names, tmp_path, group_protocol, lanes={"handler_timeout_ms": 120_000}) as group:
         one, two = group.add(), group.add()
         group.await_live(one, two)
-        group.send(load(4, 3, work_ms=1500))
+        group.send(load(4, 3, work_ms=800))
         eventually(lambda: {span.pid for span in group.spans()} == {one.pid, two.pid}, 20, "both to work")
         one.kill()
         in_hand = {
@@ -324,7 +324,7 @@ def test_a_storm_of_joins_and_leaves_ends_with_lag_zero(
     with group_of(kafka, names, tmp_path, group_protocol) as group:
         group.add()
         workers = [group.workers[0]]
-        until = time.monotonic() + 16
+        until = time.monotonic() + 9
         seq = 0
         while time.monotonic() < until:
             seq += 1
@@ -356,7 +356,7 @@ def test_retries_move_with_their_source(
 ) -> None:
     """Due records run once, those due before the move and those due after it, never early (case 16)."""
     with group_of(
-        kafka, names, tmp_path, group_protocol, retry={"delays_ms": [4000]}, lanes={"workers": 8}
+        kafka, names, tmp_path, group_protocol, retry={"delays_ms": [3000]}, lanes={"workers": 8}
     ) as group:
         one = group.add()
         group.await_live(one)
@@ -377,7 +377,7 @@ def test_retries_move_with_their_source(
         for (lane, seq), (failed, done) in ((key, tuple(value)) for key, value in attempts.items()):
             assert (failed.attempt, done.attempt) == (1, 2), f"{lane} {seq}"
             waited_ms = (done.begin - (failed.end or 0)) / 1e6
-            assert waited_ms >= 3990, f"{lane} {seq} ran {waited_ms:.0f} ms after its failure"
+            assert waited_ms >= 2990, f"{lane} {seq} ran {waited_ms:.0f} ms after its failure"
         assert any(failed.pid != done.pid for failed, done in attempts.values()), (
             "no retry moved to the other worker"
         )
@@ -405,10 +405,10 @@ def test_a_handler_longer_than_the_session_keeps_its_partition(
 
 
 def test_sigterm_in_mid_work_settles_everything_in_hand(
-    kafka: KafkaBroker, names: Names, tmp_path: Path, group_protocol: str
+    kafka: KafkaBroker, names: Names, tmp_path: Path
 ) -> None:
     """A worker told to stop ends with 0; what it ran is settled and committed as far as the order allows."""
-    with group_of(kafka, names, tmp_path, group_protocol) as group:
+    with group_of(kafka, names, tmp_path, "classic") as group:
         group.send(load(8, 20, work_ms=100))
         worker = group.add()
         eventually(lambda: group.effects() > 10, 30, "the work to be under way")

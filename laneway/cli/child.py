@@ -17,7 +17,6 @@ from types import TracebackType
 from typing import IO, Any, Final, Self
 
 from laneway.consumer.settings import NO_PLACE, Settings
-from laneway.errors import LanewayError
 
 STDERR_TAIL_LINES: Final = 20
 _GONE_S: Final = 10.0
@@ -28,8 +27,10 @@ class Child:
 
     Args:
         app: as `laneway run` takes it.
-        directory: its working directory, where laneway.toml and worker.stderr are kept.
-        journal: a file, or "-" to read it from `stdout`.
+        directory: where its laneway.toml lies, and its journal and worker.stderr will.
+        journal: a file name, or "-" to read it from `stdout`.
+        cwd: where it runs; None is the directory.
+        is_heard: what it says to people goes to our own standard error, not to worker.stderr.
         crash_after: (step, effect key): see `tethered`.
     """
 
@@ -39,20 +40,23 @@ class Child:
         directory: Path,
         *,
         journal: str,
+        cwd: Path | None = None,
+        is_heard: bool = False,
         crash_after: tuple[str, str] | None = None,
     ) -> None:
-        command = ["run", app, "-c", "laneway.toml", "--journal", journal]
-        if crash_after is not None:
-            command = ["--crash-after", *crash_after, *command]
         self.directory = directory
         self.journal_path = directory / journal
+        told = str(self.journal_path) if journal != "-" else journal
+        command = ["run", app, "-c", str(directory / "laneway.toml"), "--journal", told]
+        if crash_after is not None:
+            command = ["--crash-after", *crash_after, *command]
         with (directory / "worker.stderr").open("ab") as stderr:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "laneway.cli.tethered", *command],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE if journal == "-" else subprocess.DEVNULL,
-                stderr=stderr,
-                cwd=directory,
+                stderr=None if is_heard else stderr,
+                cwd=cwd or directory,
                 env=_environment(),
                 # Ctrl+C is for the parent, which ends its children itself.
                 start_new_session=True,
@@ -101,10 +105,6 @@ class Child:
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()
-
-
-class ChildEndedError(LanewayError):
-    """A worker process ended although nobody told it to."""
 
 
 def read_journal(path: Path) -> list[dict[str, Any]]:

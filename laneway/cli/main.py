@@ -18,6 +18,7 @@ import typer
 
 from laneway.cli import config, dlq, ledger, offsets, review, topics
 from laneway.cli.demo import demo
+from laneway.cli.dev import dev
 from laneway.cli.output import say
 from laneway.cli.run import run
 from laneway.errors import LanewayError
@@ -41,6 +42,9 @@ app.command(
     epilog="Example: laneway run ./reminders.py:pipeline -c laneway.toml --journal journal.ndjson",
 )(run)
 app.command(name="demo", epilog="Example: laneway demo")(demo)
+app.command(name="dev", epilog="Example: laneway dev ./reminders.py:pipeline records.ndjson.gz --limit 1000")(
+    dev
+)
 app.add_typer(offsets.app, name="offsets")
 app.add_typer(review.app, name="review")
 app.add_typer(dlq.app, name="dlq")

@@ -23,7 +23,7 @@ from rich.text import Text
 SCHEMA: Final = 1
 _WIDE: Final = 1_000_000
 
-Cell = str | int | float | bool | None | Sequence[str]
+Cell = str | int | float | bool | None | Sequence[str] | Sequence[int]
 
 
 class Format(StrEnum):
@@ -113,7 +113,7 @@ def _shown(cell: Cell) -> str:
         return escaped(cell)
     if isinstance(cell, int | float):
         return str(cell)
-    return ",".join(escaped(item) for item in cell) or "-"
+    return ",".join(escaped(str(item)) for item in cell) or "-"
 
 
 def _text(table: Table, *, terminal: bool) -> str:

@@ -12,7 +12,7 @@ import typer
 
 from laneway.cli import options
 from laneway.cli.columns import Column, age_text, detailed, instant_text, listed
-from laneway.cli.output import Cell, Format, emit, say
+from laneway.cli.output import Cell, Format, Table, emit, say
 from laneway.consumer import inspect_dead_letters as letters
 from laneway.consumer import inspect_offsets, inspect_topics
 from laneway.consumer.inspect_dead_letters import DeadLetter, Group
@@ -129,6 +129,7 @@ def list_(
     ] = None,
     limit: options.Limit = 50,
     timeout: options.Timeout = 60.0,
+    watch: options.Watch = None,
 ) -> None:
     """List the newest rejected records, newest first; never a payload or a header's value."""
     loaded = options.load_settings(
@@ -138,24 +139,26 @@ def list_(
     if reason is not None and group_by is not None:
         raise UsageError("--reason and --group-by do not go together", mend="give one of them")
     facts: dict[str, Cell] = {"group": settings.group}
-    with Cluster(settings) as cluster:
-        topics = [names.dlq for names in inspect_offsets.companions_of(settings, cluster)]
-        if group_by is not None:
-            records = inspect_topics.read(
-                settings, inspect_topics.extents(cluster, topics), timeout_s=timeout
-            )
-            groups = letters.summarise(records, settings.group, _GROUPED_BY[group_by])
-            named = [Column("name", _GROUPS[0].of, group_by.value), *_GROUPS[1:]]
-            facts["by"] = group_by.value
-            emit(listed("dlq.groups", named, groups[:limit], output, facts), output)
-            return
-        found = letters.newest(settings, cluster, topics, limit=limit, reason=reason, timeout_s=timeout)
-    if found.copies:
-        say(f"{found.copies} copies of records listed here are left out (same forward id)")
-    strangers = sum(not letter.ours for letter in found.letters)
-    if strangers:
-        say(f"{strangers} of these records were not written by this group, so nothing is known of them")
-    emit(listed("dlq.list", _columns(_now_ms()), found.letters, output, facts), output)
+
+    def look() -> Table:
+        with Cluster(settings) as cluster:
+            topics = [names.dlq for names in inspect_offsets.companions_of(settings, cluster)]
+            if group_by is not None:
+                records = inspect_topics.read(
+                    settings, inspect_topics.extents(cluster, topics), timeout_s=timeout
+                )
+                groups = letters.summarise(records, settings.group, _GROUPED_BY[group_by])
+                named = [Column("name", _GROUPS[0].of, group_by.value), *_GROUPS[1:]]
+                return listed("dlq.groups", named, groups[:limit], output, {**facts, "by": group_by.value})
+            found = letters.newest(settings, cluster, topics, limit=limit, reason=reason, timeout_s=timeout)
+        if found.copies:
+            say(f"{found.copies} copies of records listed here are left out (same forward id)")
+        strangers = sum(not letter.ours for letter in found.letters)
+        if strangers:
+            say(f"{strangers} of these records were not written by this group, so nothing is known of them")
+        return listed("dlq.list", _columns(_now_ms()), found.letters, output, facts)
+
+    options.show(look, output, watch)
 
 
 @app.command(epilog="Example: laneway dlq show invoices.reminders.dlq/3@17 -b localhost:9092 -g reminders")

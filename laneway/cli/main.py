@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from laneway.cli import config, dlq, ledger, offsets, review, topics
+from laneway.cli import config, dlq, ledger, offsets, retry, review, topics
 from laneway.cli.demo import demo
 from laneway.cli.dev import dev
 from laneway.cli.output import say
@@ -46,6 +46,7 @@ app.command(name="dev", epilog="Example: laneway dev ./reminders.py:pipeline rec
     dev
 )
 app.add_typer(offsets.app, name="offsets")
+app.add_typer(retry.app, name="retry")
 app.add_typer(review.app, name="review")
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(ledger.app, name="ledger")

@@ -9,7 +9,7 @@ import typer
 
 from laneway.cli import options
 from laneway.cli.columns import Column, age_text, listed
-from laneway.cli.output import Format, emit
+from laneway.cli.output import Format, Table
 from laneway.consumer import inspect_offsets
 from laneway.consumer.inspect_offsets import Standing
 from laneway.consumer.kafka import Cluster
@@ -59,6 +59,7 @@ def show(
     everything: Annotated[
         bool, typer.Option("--all", help="The retry and commands topics too, not only the sources.")
     ] = False,
+    watch: options.Watch = None,
 ) -> None:
     """Print committed offset, log, lag and owner of each partition; -b and -g are enough.
 
@@ -70,8 +71,12 @@ def show(
         config, sets, bootstrap=bootstrap, group=group, sources=sources, inspect=True
     )
     settings = loaded.settings
-    with Cluster(settings) as cluster:
-        names = inspect_offsets.sources_of(settings, cluster)
-        now_ms = time.time_ns() // 1_000_000
-        rows = inspect_offsets.standings(settings, cluster, names, now_ms, companions=everything)
-    emit(listed("offsets.show", _COLUMNS, rows, output, {"group": settings.group}), output)
+
+    def look() -> Table:
+        with Cluster(settings) as cluster:
+            names = inspect_offsets.sources_of(settings, cluster)
+            now_ms = time.time_ns() // 1_000_000
+            rows = inspect_offsets.standings(settings, cluster, names, now_ms, companions=everything)
+        return listed("offsets.show", _COLUMNS, rows, output, {"group": settings.group})
+
+    options.show(look, output, watch)

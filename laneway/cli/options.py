@@ -6,16 +6,20 @@ something calls `confirm` before it does.
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
-from laneway.cli.output import Format, say
+from laneway.cli.output import Format, Table, emit, say
 from laneway.consumer.settings_sources import Loaded, load
 from laneway.errors import UsageError
+
+_CLEAR: Final = "\x1b[H\x1b[2J"
 
 ConfigFile = Annotated[
     Path | None,
@@ -38,6 +42,10 @@ Timeout = Annotated[
     float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="How long reading a topic may take.")
 ]
 Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, help="Show at most this many.")]
+Watch = Annotated[
+    float | None,
+    typer.Option("--watch", metavar="SECONDS", min=0.1, help="Print it again every so often, until Ctrl+C."),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done and change nothing.")]
 
 
@@ -74,6 +82,29 @@ def require_sources(loaded: Loaded) -> None:
     """
     if not loaded.settings.sources:
         raise UsageError("no source topic is named", mend="give --source TOPIC, or -c FILE with sources")
+
+
+def show(look: Callable[[], Table], form: Format, watch_s: float | None) -> None:
+    """Print what `look` sees; with an interval again and again, until the reader has had enough.
+
+    A terminal is cleared for each table, a pipe gets them one after the other. A look that fails ends
+    it: what stood there a moment ago must not pass for what is.
+    """
+    if watch_s is None:
+        emit(look(), form)
+        return
+    try:
+        while True:
+            table = look()
+            if sys.stdout.isatty():
+                sys.stdout.write(_CLEAR)
+            emit(table, form)
+            time.sleep(watch_s)
+    except KeyboardInterrupt:
+        return
+    except BrokenPipeError:
+        # The reader, such as `head`, has gone. Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def confirm(question: str, *, yes: bool) -> None:

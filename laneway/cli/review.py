@@ -10,7 +10,7 @@ import typer
 
 from laneway.cli import options
 from laneway.cli.columns import Column, age_text, detailed, instant_text, listed
-from laneway.cli.output import Cell, Format, emit, say
+from laneway.cli.output import Cell, Format, Table, emit, say
 from laneway.consumer import inspect_offsets, inspect_topics
 from laneway.consumer.inspect_cases import CaseBook
 from laneway.consumer.kafka import Cluster
@@ -115,6 +115,7 @@ def list_(
     ] = False,
     limit: options.Limit = 100,
     timeout: options.Timeout = 60.0,
+    watch: options.Watch = None,
 ) -> None:
     """List open cases, the one that waits longest first; `review show CASE` tells all of one."""
     loaded = options.load_settings(
@@ -128,18 +129,21 @@ def list_(
             key is None or key in (news.sequence_key, news.effect_key)
         )
 
-    book = _read(
-        loaded.settings,
-        CaseBook(loaded.settings.group, wanted=wanted, keep_resolved=limit if everything else 0),
-        timeout,
-    )
-    cases = book.open()
-    shown = (cases + book.resolved())[:limit]
-    if len(shown) < len(cases):
-        say(f"{len(shown)} of {len(cases)} open cases; --limit {len(cases)} shows the others")
-    facts: dict[str, Cell] = {"group": loaded.settings.group, "open": len(cases)}
-    columns = _columns(_now_ms(), resolved=everything)
-    emit(listed("review.list", columns, shown, output, facts), output)
+    def look() -> Table:
+        book = _read(
+            loaded.settings,
+            CaseBook(loaded.settings.group, wanted=wanted, keep_resolved=limit if everything else 0),
+            timeout,
+        )
+        cases = book.open()
+        shown = (cases + book.resolved())[:limit]
+        if len(shown) < len(cases):
+            say(f"{len(shown)} of {len(cases)} open cases; --limit {len(cases)} shows the others")
+        facts: dict[str, Cell] = {"group": loaded.settings.group, "open": len(cases)}
+        columns = _columns(_now_ms(), resolved=everything)
+        return listed("review.list", columns, shown, output, facts)
+
+    options.show(look, output, watch)
 
 
 @app.command(epilog="Example: laneway review show sequence-gap-0123456789ab -b localhost:9092 -g reminders")

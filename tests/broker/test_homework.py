@@ -220,7 +220,7 @@ def test_reports_are_whole_and_where_they_belong_after_kill_9(job: Job) -> None:
         worker.stop()
     keys = [f"job:{number}" for number in range(1, 41)]
     assert {path.name for path in reports.iterdir()} == {f"{key}.csv" for key in keys}
-    # In the ledger, not in the journal: a kill between the two leaves the outcome known and the line unwritten.
+    # Not in the journal: a kill between the two leaves the outcome known and its line unwritten.
     kept = read_ledgers(job.directory / "state", job.names.source, keys, []).effects
     assert {key: (effect.state, effect.result_key) for key, effect in kept.items()} == {
         key: (EffectState.SUCCEEDED, f"reports/{key}.csv") for key in keys

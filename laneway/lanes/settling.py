@@ -239,7 +239,7 @@ class Settling:
                 record,
                 attempt=record.attempt,
                 reason=verdict.reason,
-                error_class=outcome.error_class,
+                error_class=outcome.error_class or outcome.detail,
                 case_id=ident,
                 now_ms=now_ms,
             )

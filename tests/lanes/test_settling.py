@@ -208,3 +208,11 @@ def test_a_version_that_only_the_models_do_not_know_is_unknown_too(*, hold: bool
     assert done.how is (Settled.IN_REVIEW if hold else Settled.QUARANTINED)
     kinds = {forward.kind for forward in done.forwards}
     assert (ForwardKind.DLQ in kinds) is not hold
+
+
+def test_a_dead_letter_says_where_the_payload_did_not_fit() -> None:
+    """Location and type of validation errors stand in the dead letter's `error-class`, never a value (S9)."""
+    outcome = Outcome(Reject("invalid-payload"), "invalid-payload", detail="amount: int_parsing")
+    done, _ = Settling(HOME, Rules()).verdict(a_record(), outcome, Lane(4), None, NOW_MS)
+    (letter,) = [forward for forward in done.forwards if forward.kind is ForwardKind.DLQ]
+    assert dict(letter.headers)["laneway-error-class"] == b"amount: int_parsing"

@@ -113,7 +113,9 @@ class _Run:
     def __init__(self, settings: Settings, feeder: Feeder, *, keep: int) -> None:
         self._settings = settings
         self._feeder = feeder
-        self._account = Account(feeder, settings.sources[0], keep=keep)
+        self._account = Account(
+            feeder, settings.sources[0], by_arrival=settings.lanes.order == "arrival", keep=keep
+        )
         self._keep = keep
         self._names = topic_names(settings, settings.sources[0])
         self._lock = threading.Lock()
@@ -196,9 +198,9 @@ class _Run:
             rows.append(("parked", "behind a held record", len(parked), parked[: self._keep]))
         if feeder.oversized:
             rows.append(("unread", "too-large", len(feeder.oversized), feeder.oversized[: self._keep]))
-        order = "kept" if not account.out_of_order else "broken"
-        if account.out_of_order:
-            rows.append(("out of order", None, len(account.out_of_order), account.out_of_order))
+        order = "broken" if account.misplaced else "kept"
+        if account.misplaced:
+            rows.append(("out of order", None, account.misplaced, account.misplaced_lines))
         facts: dict[str, Cell] = {
             "records": feeder.published,
             "blank_lines": feeder.blank,

@@ -25,24 +25,28 @@ class Account:
     """The account of one run. `take` is called from one thread, the rest after it or under one lock.
 
     Args:
+        by_arrival: the order inside a key is that of the lines, not of numbers.
         keep: how many of the first lines of each kind and reason are kept.
 
     Attributes:
         effects: outcomes saved.
         counts: by kind and reason.
         examples: by kind and reason, the first (line number, what it was).
-        out_of_order: line numbers of effects that came behind a later one of their key.
+        misplaced: effects that came behind a later one of their key; must be none.
+        misplaced_lines: the first of them.
     """
 
-    def __init__(self, feeder: Feeder, source: str, *, keep: int) -> None:
+    def __init__(self, feeder: Feeder, source: str, *, by_arrival: bool, keep: int) -> None:
         self._feeder = feeder
         self._source = source
+        self._by_arrival = by_arrival
         self._keep = keep
         self.effects = 0
         self.resolved = 0
         self.counts: Counter[tuple[str, str]] = Counter()
         self.examples: dict[tuple[str, str], list[tuple[int, str]]] = {}
-        self.out_of_order: list[int] = []
+        self.misplaced = 0
+        self.misplaced_lines: list[int] = []
         self._last: dict[str, int] = {}
         self._running: set[tuple[str, int, int]] = set()
         self._parked: dict[tuple[int, int], str] = {}
@@ -103,12 +107,15 @@ class Account:
                 del self._parked_of[key]
 
     def _check_order(self, line: Line) -> None:
-        key, sequence = line["sequenceKey"], line["sequence"]
-        if key is None or sequence is None:
+        key = line["sequenceKey"]
+        if key is None:
             return
-        if sequence <= self._last.get(key, -1) and len(self.out_of_order) < self._keep:
-            self.out_of_order.append(self._line_number(line))
-        self._last[key] = max(sequence, self._last.get(key, -1))
+        number = self._line_number(line)
+        place = number if self._by_arrival else line["sequence"]
+        if place <= self._last.get(key, -1):
+            self.misplaced += 1
+            self.misplaced_lines += [number][: self._keep - len(self.misplaced_lines)]
+        self._last[key] = max(place, self._last.get(key, -1))
 
     def _note(self, kind: str, line: Line) -> None:
         entry = (kind, line["reason"] or "-")

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import tempfile
 import threading
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from laneway.cli import options
-from laneway.cli.output import Format, Table, emit, say
+from laneway.cli.columns import Column, listed
+from laneway.cli.output import Format, emit, say
 from laneway.cli.story.stage import Promise
 from laneway.cli.story.telling import tell_all
 from laneway.errors import UsageError
 
+_COLUMNS: Final = (
+    # A window has room for three sentences side by side, not for their names as well.
+    Column[Promise]("id", lambda each: each.id, ""),
+    Column[Promise]("promise", lambda each: each.promise),
+    Column[Promise]("expected", lambda each: each.expected),
+    Column[Promise]("observed", lambda each: each.observed),
+    Column[Promise]("ok", lambda each: each.ok),
+)
 FAILED = 1
 INTERRUPTED = 130
 
@@ -37,11 +47,8 @@ def demo(
     except KeyboardInterrupt:
         say("interrupted; every process of the demo has ended")
         raise typer.Exit(INTERRUPTED) from None
-    rows = [(each.id, each.promise, each.expected, each.observed, each.ok) for each in promises]
-    emit(
-        Table("demo", ("id", "promise", "expected", "observed", "ok"), rows, items="scenarios"),
-        output,
-    )
+    table = listed("demo", _COLUMNS, promises, output)
+    emit(dataclasses.replace(table, items="scenarios"), output)
     broken = [each for each in promises if not each.ok]
     for each in broken:
         say(f"NOT KEPT  {each.id}: {each.promise}; expected {each.expected}; observed {each.observed}")

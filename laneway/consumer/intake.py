@@ -56,6 +56,7 @@ class Intake:
         max_records, max_bytes: records of sources held in memory by the whole process.
         longest_delay_ms: a retry's due time is cut to this far from now.
         is_low_on_disk: asked once a second; sources pause while it says True.
+        clock: epoch milliseconds.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Intake:
         max_bytes: int,
         longest_delay_ms: int,
         is_low_on_disk: Callable[[], bool],
+        clock: Callable[[], int],
     ) -> None:
         self._consumer = consumer
         self._ownership = ownership
@@ -78,13 +80,14 @@ class Intake:
         self._max_bytes = max_bytes
         self._longest_delay_ms = longest_delay_ms
         self._is_low_on_disk = is_low_on_disk
+        self._clock = clock
         self._low_on_disk = False
         self._disk_asked_ms = 0
         self._full_since_ms: int | None = None
         self._ends: list[tuple[Partition, Channel, int]] = []
         self._unread: dict[Partition, Unread] = {}
 
-    def poll(self, timeout_s: float, now_ms: int) -> int:
+    def poll(self, timeout_s: float) -> int:
         """Read one batch and put it in front of the lanes.
 
         Returns:
@@ -93,6 +96,7 @@ class Intake:
         Raises:
             LanewayError: the client is of no more use.
         """
+        now_ms = self._clock()
         room = self._room(now_ms)
         self._apply_pauses(now_ms)
         if room <= 0 and self._full_since_ms is not None and now_ms - self._full_since_ms < SATURATED_MS:
@@ -101,6 +105,8 @@ class Intake:
             # Never less than one: rebalances are served in here, and with the sources paused what
             # comes are retries, which have a bound of their own.
             messages = self._consumer.consume(max(1, room), timeout_s)
+        # A rebalance in there may have taken a while, and a due time is judged from the present.
+        now_ms = self._clock()
         admitted = 0
         batches = self._sorted(messages, now_ms)
         self._read_again(batches, now_ms)

@@ -140,6 +140,7 @@ class Worker:
             max_bytes=lanes.max_in_flight_bytes,
             longest_delay_ms=max(self._rules.delays_ms, default=0),
             is_low_on_disk=lambda: free_bytes(state_dir.path) < settings.ledger.min_free_bytes,
+            clock=wall_ms,
         )
         max_poll_ms = int(settings.kafka.get("max.poll.interval.ms", DEFAULT_MAX_POLL_MS))
         self._revoke_budget_s = max_poll_ms / REVOKE_SHARE / 1000
@@ -212,7 +213,7 @@ class Worker:
         self._workers.reclaim(steady_ms())
         finished = self._take_finished(now_ms)
         waiting = bool(self._workers.in_hand or not self._settler.idle)
-        polled = self._intake.poll(0 if waiting or finished else self._idle_s(now_ms), now_ms)
+        polled = self._intake.poll(0 if waiting or finished else self._idle_s(now_ms))
         handed = self._hand_out(wall_ms())
         self._settler.advance(self._ownership.owned(), wall_ms())
         self._look_around(now_ms)

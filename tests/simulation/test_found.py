@@ -6,17 +6,23 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any, cast
 
+from confluent_kafka import Consumer
+
+from laneway.consumer.intake import Intake
 from laneway.consumer.journal import Journal
 from laneway.consumer.local_truth import CommitterPort, LocalTruth, PublisherPort
+from laneway.consumer.ownership import Ownership
 from laneway.consumer.partition import Partition, State
 from laneway.consumer.settler import Settler
 from laneway.consumer.topics import TopicNames
 from laneway.lanes.board import Board
 from laneway.lanes.envelope import Envelope, EnvelopeRules
-from laneway.lanes.forward import Home
+from laneway.lanes.forward import Forwarder, Home
 from laneway.lanes.record import Channel, Record
 from laneway.lanes.settling import Rules
 from laneway.store.memory import MemoryLedger
+from tests.simulation.broker import Stored
+from tests.simulation.clients import FakeMessage
 
 
 class Queue:
@@ -60,26 +66,10 @@ class Silence:
 
 def test_a_partition_may_leave_before_its_sync_has_begun() -> None:
     """A drain whose time is over closes the ledger; the sync that comes later concerns nobody (seed 40)."""
-    home = Home("reminders", "invoices", 0)
-    partition = Partition(
-        home,
-        TopicNames("invoices", "retry", "commands", "dlq", "review"),
-        1,
-        {Channel.SOURCE: 0, Channel.RETRY: 0},
-        {Channel.SOURCE: None, Channel.RETRY: None},
-    )
+    partition = _partition()
     ledger = MemoryLedger()
     partition.ledger = ledger
-    partition.board = Board(
-        home,
-        Rules(),
-        Envelope(EnvelopeRules()),
-        ledger,
-        ledger.opening(),
-        epoch=1,
-        writer="w",
-        starts=partition.starts,
-    )
+    partition.board = _board(partition, ledger)
     partition.state = State.DRAINING
     garbage = Record(Channel.SOURCE, 0, b"k", b"\xff")
     garbage.fault = "undecodable"
@@ -105,3 +95,74 @@ def test_a_partition_may_leave_before_its_sync_has_begun() -> None:
         "the cycle waited for its sync, and then went to its end"
     )
     assert partition.failure is None
+
+
+def test_a_due_time_is_judged_after_the_poll() -> None:
+    """A retry made while the poll served a rebalance is not taken for one too far off (seed 17518)."""
+    partition = _partition()
+    ledger = MemoryLedger()
+    partition.board = _board(partition, ledger)
+    partition.state = State.LIVE
+    clock = [1000]
+    retry = Forwarder(partition.home).retry(
+        _identified(Record(Channel.SOURCE, 7, b"k", b"{}")),
+        attempt=2,
+        due_ms=1900,
+        reason="later",
+        now_ms=1600,
+    )
+
+    class Rebalancing:
+        def consume(self, limit: int, timeout_s: float) -> list[FakeMessage]:
+            clock[0] = 1600
+            return [FakeMessage(("retry", 0), 0, Stored(retry.key, retry.value, retry.headers, 5))]
+
+    class OneLive:
+        def live(self) -> list[Partition]:
+            return [partition]
+
+        def find(self, topic: str, number: int) -> tuple[Partition, Channel]:
+            return partition, Channel.RETRY
+
+    intake = Intake(
+        cast("Consumer", Rebalancing()),
+        cast("Ownership", OneLive()),
+        cast("Journal", Silence()),
+        {"invoices": Envelope(EnvelopeRules())},
+        max_records=10,
+        max_bytes=1000,
+        longest_delay_ms=300,
+        is_low_on_disk=lambda: False,
+        clock=lambda: clock[0],
+    )
+    intake.poll(0)
+
+    assert partition.board.next_due_ms == 1900
+
+
+def _identified(record: Record) -> Record:
+    record.message_id = record.effect_key = "e"
+    return record
+
+
+def _partition() -> Partition:
+    return Partition(
+        Home("reminders", "invoices", 0),
+        TopicNames("invoices", "retry", "commands", "dlq", "review"),
+        1,
+        {Channel.SOURCE: 0, Channel.RETRY: 0},
+        {Channel.SOURCE: None, Channel.RETRY: None},
+    )
+
+
+def _board(partition: Partition, ledger: MemoryLedger) -> Board:
+    return Board(
+        partition.home,
+        Rules(),
+        Envelope(EnvelopeRules()),
+        ledger,
+        ledger.opening(),
+        epoch=1,
+        writer="w",
+        starts=partition.starts,
+    )

@@ -1,0 +1,429 @@
+"""Consumer and producer of the fake Kafka, shaped like those of confluent-kafka, as the worker uses them.
+
+A rebalance is served inside `consume`; commits travel and land later, in order, or with their process
+never; produced records land in order, and their reports come later, wrong, or not at all. What is on its way
+lands one by one, whenever the scheduler says.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from random import Random
+from typing import Protocol
+
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from tests.simulation.broker import Group, Log, Member, Place, Stored
+
+OnAssign = Callable[["FakeConsumer", list[TopicPartition]], None]
+_BEGINNING = -2
+
+
+class Host(Protocol):
+    """The process that a client lives in: where it may die, and whose callbacks may block."""
+
+    @property
+    def ident(self) -> int:
+        """The number of this start of the process."""
+        ...
+
+    def pulse(self, act: str) -> None:
+        """An act of the process: it may end right here."""
+        ...
+
+    def serving(self, callback: Callable[[], None]) -> None:
+        """Run a rebalance callback."""
+        ...
+
+    def note(self, text: str, partition: int) -> None:
+        """A line of the event log."""
+        ...
+
+
+class Cluster:
+    """All logs, the group, and the condition of the network.
+
+    Attributes:
+        refuses_writes: every produce fails; commits go on.
+        is_down: the coordinator does not answer.
+    """
+
+    def __init__(self, group: Group, random: Random) -> None:
+        self.group = group
+        self.random = random
+        self.logs: dict[Place, Log] = {}
+        self.refuses_writes = False
+        self.is_calm = False
+
+    def log(self, topic: str, partition: int) -> Log:
+        """One log; made when first asked for."""
+        found = self.logs.get((topic, partition))
+        if found is None:
+            found = self.logs[topic, partition] = Log()
+        return found
+
+
+class FakeMessage:
+    """What `consume` returns: a record, or an event about its partition."""
+
+    __slots__ = ("_error", "_offset", "_partition", "_stored", "_topic")
+
+    def __init__(self, place: Place, offset: int, stored: Stored | None, error: int | None = None) -> None:
+        self._topic, self._partition = place
+        self._offset = offset
+        self._stored = stored
+        self._error = error
+
+    def error(self) -> KafkaError | None:
+        """None for a record."""
+        return None if self._error is None else KafkaError(self._error)
+
+    def topic(self) -> str:
+        """The topic."""
+        return self._topic
+
+    def partition(self) -> int:
+        """The partition."""
+        return self._partition
+
+    def offset(self) -> int:
+        """The position."""
+        return self._offset
+
+    def key(self) -> bytes | None:
+        """The record's key."""
+        return self._stored.key if self._stored else None
+
+    def value(self) -> bytes | None:
+        """The record's value."""
+        return self._stored.value if self._stored else None
+
+    def headers(self) -> list[tuple[str, bytes | None]] | None:
+        """The record's headers."""
+        return list(self._stored.headers) if self._stored else None
+
+    def timestamp(self) -> tuple[int, int]:
+        """(create time, epoch ms)."""
+        return (1, self._stored.timestamp_ms if self._stored else 0)
+
+
+class _Commit:
+    """A commit on its way."""
+
+    __slots__ = ("generation", "offsets")
+
+    def __init__(self, generation: int, offsets: list[TopicPartition]) -> None:
+        self.generation = generation
+        self.offsets = offsets
+
+
+class FakeConsumer:
+    """One member of the group.
+
+    Attributes:
+        blind: for so many polls the group does not reach it, whatever has happened there.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        host: Host,
+        source: str,
+        on_commit: Callable[[KafkaError | None, list[TopicPartition]], None],
+    ) -> None:
+        self._cluster = cluster
+        self._host = host
+        self._source = source
+        self._on_commit = on_commit
+        self._member: Member | None = None
+        self._positions: dict[Place, int] = {}
+        self._ended: dict[Place, int] = {}
+        self._paused: set[Place] = set()
+        self._travelling: deque[_Commit] = deque()
+        self._answers: deque[tuple[int | None, list[TopicPartition]]] = deque()
+        self._callbacks: dict[str, OnAssign] = {}
+        self.blind = 0
+        self._closed = False
+
+    # -- what the worker calls
+
+    def subscribe(self, topics: Sequence[str], **callbacks: OnAssign) -> None:
+        """Join the group."""
+        assert list(topics) == [self._source]
+        self._callbacks = callbacks
+        self._member = self._cluster.group.join(self._host.ident)
+
+    def consume(self, limit: int, timeout_s: float) -> list[FakeMessage]:
+        """Serve what the group wants, tell the answers of commits, and return some messages."""
+        self._host.pulse("consume")
+        random = self._cluster.random
+        if self.blind > 0:
+            self.blind -= 1
+            return []
+        # Messages that were taken out of the queue before the rebalance come out behind it.
+        early = random.random() < 0.3 and not self._cluster.is_calm
+        messages = self._fetch(limit) if early else []
+        self._serve_answers()
+        self._serve_group()
+        return messages if early else self._fetch(limit)
+
+    def assign(self, positions: list[TopicPartition]) -> None:
+        """Take exactly these partitions."""
+        self._positions = {}
+        self._ended = {}
+        self._paused = set()
+        self.incremental_assign(positions)
+
+    def incremental_assign(self, positions: list[TopicPartition]) -> None:
+        """Take these partitions too."""
+        for tp in positions:
+            log = self._cluster.log(tp.topic, tp.partition)
+            self._positions[tp.topic, tp.partition] = log.start if tp.offset == _BEGINNING else tp.offset
+
+    def unassign(self) -> None:
+        """Let go of everything."""
+        self._positions = {}
+        self._ended = {}
+
+    def incremental_unassign(self, positions: list[TopicPartition]) -> None:
+        """Let go of these."""
+        for tp in positions:
+            self._positions.pop((tp.topic, tp.partition), None)
+            self._ended.pop((tp.topic, tp.partition), None)
+            self._paused.discard((tp.topic, tp.partition))
+
+    def pause(self, positions: list[TopicPartition]) -> None:
+        """Read nothing of these."""
+        self._paused |= {(tp.topic, tp.partition) for tp in positions}
+
+    def resume(self, positions: list[TopicPartition]) -> None:
+        """Read these again."""
+        self._paused -= {(tp.topic, tp.partition) for tp in positions}
+
+    def commit(self, *, offsets: list[TopicPartition], asynchronous: bool) -> None:
+        """Send a commit; it lands later."""
+        assert asynchronous
+        self._host.pulse("commit")
+        if self._closed:
+            raise RuntimeError("Consumer closed")
+        assert self._member is not None
+        self._travelling.append(_Commit(self._member.generation, offsets))
+        self._host.pulse("commit sent")
+
+    def committed(self, places: list[TopicPartition], timeout: float) -> list[TopicPartition]:
+        """What the group has; the question goes behind the commits."""
+        self._host.pulse("committed")
+        random = self._cluster.random
+        if not self._cluster.is_calm and random.random() < 0.15:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        while self._travelling:
+            self.land_one()
+        found = self._cluster.group.committed
+        return [
+            TopicPartition(tp.topic, tp.partition, found.get((tp.topic, tp.partition), -1001))
+            for tp in places
+        ]
+
+    def get_watermark_offsets(self, place: TopicPartition, timeout: float) -> tuple[int, int]:
+        """(start, end) of a log."""
+        if not self._cluster.is_calm and self._cluster.random.random() < 0.05:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        log = self._cluster.log(place.topic, place.partition)
+        return log.start, log.end
+
+    def close(self) -> None:
+        """Give everything back and leave."""
+        if self._closed or self._member is None:
+            return
+        member, group = self._member, self._cluster.group
+        if group.has(member):
+            self._call("on_revoke", member.owned)
+            member.owned = set()
+        while self._travelling:
+            self.land_one()
+        group.leave(member.ident)
+        self._closed = True
+
+    # -- what the scheduler does
+
+    @property
+    def on_the_way(self) -> int:
+        """Commits that have not landed."""
+        return len(self._travelling)
+
+    @property
+    def untold(self) -> int:
+        """Answers that wait for a poll."""
+        return len(self._answers)
+
+    def land_one(self) -> None:
+        """The oldest commit reaches the coordinator."""
+        commit = self._travelling.popleft()
+        assert self._member is not None
+        places = [((tp.topic, tp.partition), tp.offset) for tp in commit.offsets]
+        refused = self._cluster.group.commit(self._member, commit.generation, places)
+        self._answers.append((refused, commit.offsets))
+
+    def position(self, place: Place) -> int | None:
+        """The next offset to be read; None when the place is not assigned."""
+        return self._positions.get(place)
+
+    def is_paused(self, place: Place) -> bool:
+        """Whether a place is paused."""
+        return place in self._paused
+
+    # -- inside consume
+
+    def _serve_answers(self) -> None:
+        while self._answers:
+            code, offsets = self._answers.popleft()
+            error = None if code is None else KafkaError(code)
+            if error is None and not self._cluster.is_calm and self._cluster.random.random() < 0.05:
+                error = KafkaError(KafkaError._TIMED_OUT)  # it has landed, and nobody knows
+            self._on_commit(error, [TopicPartition(tp.topic, tp.partition, tp.offset) for tp in offsets])
+
+    def _serve_group(self) -> None:
+        group, member = self._cluster.group, self._member
+        if member is None:
+            return
+        if not group.has(member):
+            self._call("on_lost", member.owned)
+            self._member = group.join(self._host.ident)
+            return
+        going = group.to_give_back(member)
+        if going is not None:
+            self._call("on_revoke", going)
+            group.gave_back(member, going)
+            if not group.has(member):
+                return
+        coming = group.to_take(member)
+        if coming is not None:
+            self._call("on_assign", coming)
+
+    def _call(self, name: str, partitions: Iterable[int]) -> None:
+        places = [TopicPartition(self._source, p) for p in sorted(partitions)]
+        if not places and name != "on_assign":
+            return
+        for place in places:
+            self._host.note(name, place.partition)
+        self._host.serving(lambda: self._callbacks[name](self, places))
+
+    def _fetch(self, limit: int) -> list[FakeMessage]:
+        random = self._cluster.random
+        places = [place for place in self._positions if place not in self._paused]
+        random.shuffle(places)
+        found: list[FakeMessage] = []
+        for place in places:
+            log = self._cluster.logs.get(place)
+            if log is None:
+                continue
+            if self._positions[place] < log.start:
+                found.append(FakeMessage(place, self._positions[place], None, KafkaError._AUTO_OFFSET_RESET))
+                continue
+            self._read(place, log, min(limit - len(found), random.choice((1, 2, 4, 9))), found)
+            if len(found) >= limit:
+                break
+        return found
+
+    def _read(self, place: Place, log: Log, count: int, found: list[FakeMessage]) -> None:
+        position, end = self._positions[place], log.end
+        while position < end and count > 0:
+            stored = log.records[position]
+            if stored is not None:
+                found.append(FakeMessage(place, position, stored))
+                count -= 1
+            position += 1
+        self._positions[place] = position
+        if position == end and self._ended.get(place) != end:
+            self._ended[place] = end
+            found.append(FakeMessage(place, end, None, KafkaError._PARTITION_EOF))
+
+
+class FakeProducer:
+    """Produces into the logs.
+
+    Args:
+        on_sent: called when a record leaves: (topic, record).
+        on_landed: called when a copy stands in its log: (topic, partition, offset, record).
+        refuses: whether the topic would not take this value.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        host: Host,
+        partitions: int,
+        on_sent: Callable[[str, Stored], None],
+        on_landed: Callable[[str, int, int, Stored], None],
+        refuses: Callable[[str, bytes | None], bool],
+    ) -> None:
+        self._cluster = cluster
+        self._host = host
+        self._partitions = partitions
+        self._on_sent = on_sent
+        self._on_landed = on_landed
+        self._refuses = refuses
+        self._travelling: deque[tuple[Place, Stored, Callable[[KafkaError | None, object], None]]] = deque()
+        self._reports: deque[tuple[Callable[[KafkaError | None, object], None], int | None]] = deque()
+
+    def produce(
+        self,
+        topic: str,
+        *,
+        value: bytes | None,
+        key: bytes | None,
+        headers: list[tuple[str, bytes | None]],
+        partition: int,
+        on_delivery: Callable[[KafkaError | None, object], None],
+    ) -> None:
+        """Send a record; it lands later."""
+        self._host.pulse("produce")
+        if not self._cluster.is_calm and self._cluster.random.random() < 0.02:
+            raise BufferError("queue full")
+        if self._refuses(topic, value):
+            raise KafkaException(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE))
+        number = partition if partition >= 0 else sum(key or b"") % self._partitions
+        stored = Stored(key, value, tuple(headers), 7)
+        self._on_sent(topic, stored)
+        self._travelling.append(((topic, number), stored, on_delivery))
+
+    def poll(self, timeout_s: float) -> int:
+        """Tell the reports that have come."""
+        self._host.pulse("producer poll")
+        told = 0
+        while self._reports:
+            report, code = self._reports.popleft()
+            report(None if code is None else KafkaError(code), None)
+            told += 1
+        return told
+
+    def flush(self, timeout_s: float) -> int:
+        """Wait for what is on its way."""
+        while self._travelling:
+            self.land_one()
+        return 0
+
+    @property
+    def on_the_way(self) -> int:
+        """Records that have not landed."""
+        return len(self._travelling)
+
+    @property
+    def untold(self) -> int:
+        """Reports that wait for a poll."""
+        return len(self._reports)
+
+    def land_one(self) -> None:
+        """The oldest record reaches its log, or fails, or its report is lost."""
+        place, stored, report = self._travelling.popleft()
+        fate = 0.0 if self._cluster.is_calm else self._cluster.random.random()
+        if self._cluster.refuses_writes or fate > 0.93:
+            self._reports.append((report, KafkaError._MSG_TIMED_OUT))
+            return
+        log = self._cluster.log(*place)
+        offset = log.append(stored)
+        if fate > 0.9:
+            log.append(None)
+        self._on_landed(place[0], place[1], offset, stored)
+        self._reports.append((report, KafkaError._MSG_TIMED_OUT if 0.8 < fate < 0.85 else None))

@@ -16,7 +16,9 @@ SKIPS_WHOLE = "import pytest\npytest.skip('no broker', allow_module_level=True)\
 XFAILS = "import pytest\n@pytest.mark.xfail\ndef test_known_bug(): assert False\n"
 
 
-def run_pytest(folder: Path, test: str, ci: str | None) -> subprocess.CompletedProcess[str]:
+def run_pytest(
+    folder: Path, test: str, ci: str | None, processes: str = "0"
+) -> subprocess.CompletedProcess[str]:
     """Runs pytest on one planted test file with the conftest of these tests."""
     (folder / "conftest.py").write_text(CONFTEST.read_text())
     (folder / "test_planted.py").write_text(PASSES)
@@ -30,6 +32,8 @@ def run_pytest(folder: Path, test: str, ci: str | None) -> subprocess.CompletedP
         "pytest",
         "-p",
         "no:cacheprovider",
+        "-n",
+        processes,
         "--rootdir",
         str(folder),
         str(folder),
@@ -39,10 +43,11 @@ def run_pytest(folder: Path, test: str, ci: str | None) -> subprocess.CompletedP
     )
 
 
+@pytest.mark.parametrize("processes", ["0", "2"])
 @pytest.mark.parametrize("test", [SKIPS, SKIPS_WHOLE], ids=["test", "module"])
-def test_a_skip_fails_the_run_in_ci(tmp_path: Path, test: str) -> None:
-    """With CI=true a skipped test or module makes the exit code non-zero and is named with its reason."""
-    run = run_pytest(tmp_path, test, "true")
+def test_a_skip_fails_the_run_in_ci(tmp_path: Path, test: str, processes: str) -> None:
+    """With CI=true a skipped test or module makes the exit code non-zero and is named, also side by side."""
+    run = run_pytest(tmp_path, test, "true", processes)
     assert run.returncode == 1, run.stdout
     assert "skipped tests fail this run" in run.stdout
     assert "test_planted_too.py" in run.stdout

@@ -239,14 +239,17 @@ class Cluster:
             return {name: TopicInfo(name, self._embedded_partitions(name), 1, {}) for name in wanted}
         found = self._shapes(wanted)
         configs = self._configs(found)
-        return {name: TopicInfo(name, *shape, configs.get(name, {})) for name, shape in found.items()}
+        return {
+            name: TopicInfo(name, partitions, replication, configs.get(name, {}), topic_id)
+            for name, (partitions, replication, topic_id) in found.items()
+        }
 
     def partition_counts(self, names: Sequence[str]) -> Mapping[str, int]:
         """Those of the topics that exist, with their partitions; needs no right to read their settings."""
         wanted = list(dict.fromkeys(names))
         if self.embedded:
             return {name: self._embedded_partitions(name) for name in wanted}
-        return {name: partitions for name, (partitions, _) in self._shapes(wanted).items()}
+        return {name: partitions for name, (partitions, _, _) in self._shapes(wanted).items()}
 
     def all_partition_counts(self) -> Mapping[str, int]:
         """Every topic that this client may see and that is not Kafka's own, in one request."""
@@ -254,8 +257,8 @@ class Cluster:
             listed = self._admin.list_topics(timeout=self._timeout_s).topics
         return {name: len(topic.partitions) for name, topic in listed.items() if not name.startswith("__")}
 
-    def _shapes(self, names: list[str]) -> Mapping[str, tuple[int, int]]:
-        """Partitions and replication of those that exist."""
+    def _shapes(self, names: list[str]) -> Mapping[str, tuple[int, int, str]]:
+        """Partitions, replication and id of those that exist."""
         if not names:
             return {}
         with self._asking():
@@ -265,7 +268,8 @@ class Cluster:
             described = self._unless_missing(future, name)
             if described is not None:
                 partitions = described.partitions
-                found[name] = (len(partitions), len(partitions[0].replicas) if partitions else 0)
+                replication = len(partitions[0].replicas) if partitions else 0
+                found[name] = (len(partitions), replication, str(described.topic_id or ""))
         return found
 
     def _embedded_partitions(self, name: str) -> int:

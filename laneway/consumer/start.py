@@ -6,6 +6,8 @@ changed by then but the mark in an empty state directory.
 
 from __future__ import annotations
 
+from typing import Final
+
 from laneway.consumer import topics
 from laneway.consumer.journal import Journal
 from laneway.consumer.kafka import Cluster
@@ -15,6 +17,9 @@ from laneway.consumer.settler import CrashPoint, no_crash
 from laneway.consumer.worker import Worker
 from laneway.pipeline import Pipeline
 from laneway.store.state_dir import StateDir
+
+_NO_ID: Final = "A" * 22
+"""What a cluster answers whose topics have no ids: sixteen zero bytes, in base 64."""
 
 
 def build_worker(
@@ -44,12 +49,18 @@ def build_worker(
         topics.require(settings, cluster)
         written = [name for each in names for name in (each.retry, each.dlq, each.review)]
         found = cluster.topics([*settings.sources, *written])
+    ids = {name: "" if topic.topic_id == _NO_ID else topic.topic_id for name, topic in found.items()}
     return Worker(
         settings,
         pipeline,
         names={each.source: each for each in names},
         partitions={source: found[source].partitions for source in settings.sources},
-        state_dir=StateDir.claim(settings.state_dir, settings.group, cluster_id),
+        state_dir=StateDir.claim(
+            settings.state_dir,
+            settings.group,
+            cluster_id,
+            {each.source: (ids[each.source], ids[each.retry]) for each in names},
+        ),
         journal=Journal.open(
             settings.journal.path, settings.journal.level, settings.journal.keys, settings.group
         ),

@@ -59,12 +59,13 @@ class TopicNames:
 
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
-    """A topic as the cluster has it. `configs` is empty where the cluster does not tell."""
+    """A topic as the cluster has it. `configs` and `topic_id` are empty where the cluster does not tell."""
 
     name: str
     partitions: int
     replication: int
     configs: Mapping[str, str]
+    topic_id: str = ""
 
     @property
     def max_message_bytes(self) -> int:

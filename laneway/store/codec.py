@@ -225,15 +225,17 @@ class _FormatOnly(msgspec.Struct, frozen=True):
     format: int
 
 
-class _StoreMarker(_FormatOnly, frozen=True):
+class _StoreMarker(_FormatOnly, frozen=True, omit_defaults=True):
     group: str
     topic: str
     partition: int
+    topic_id: str = ""
+    retry_id: str = ""
 
 
 def encode_marker(identity: StoreIdentity) -> bytes:
     """The format marker of a store."""
-    return msgspec.json.encode(_StoreMarker(FORMAT, identity.group, identity.topic, identity.partition))
+    return msgspec.json.encode(_StoreMarker(FORMAT, *msgspec.structs.astuple(identity)))
 
 
 def marker_format(data: bytes, where: str) -> int:
@@ -268,7 +270,7 @@ def decode_marker(data: bytes, where: str) -> StoreIdentity:
         marker = msgspec.json.decode(data, type=_StoreMarker)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise LedgerFormatError("the format marker cannot be read", where=where, mend=_DAMAGED) from error
-    return StoreIdentity(marker.group, marker.topic, marker.partition)
+    return StoreIdentity(marker.group, marker.topic, marker.partition, marker.topic_id, marker.retry_id)
 
 
 # --- refusing -------------------------------------------------------------------------------------

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from laneway.errors import LedgerFormatError, StateDirError
 from laneway.lanes.case import Case
 from laneway.lanes.effect import FINISHED, Effect
@@ -257,10 +259,33 @@ def _claim(store: Rocks, identity: StoreIdentity) -> None:
         store.sync()
         return
     owner = codec.decode_marker(data, where)
-    if owner != identity:
+    if (owner.group, owner.topic, owner.partition) != (identity.group, identity.topic, identity.partition):
         raise StateDirError(
             f"it is the ledger of group {owner.group!r}, {owner.topic} [{owner.partition}], "
             f"not of group {identity.group!r}, {identity.topic} [{identity.partition}]",
             where=where,
             mend="name the state directory of this group, or move the store back where it came from",
         )
+    _compare_ids(owner, identity, where)
+    known = msgspec.structs.replace(
+        owner, topic_id=identity.topic_id or owner.topic_id, retry_id=identity.retry_id or owner.retry_id
+    )
+    if known != owner:
+        store.put(codec.MARKER_KEY, codec.encode_marker(known))
+        store.sync()
+
+
+def _compare_ids(owner: StoreIdentity, identity: StoreIdentity, where: str) -> None:
+    """Refuse a ledger whose topics were made anew: its positions would pass for those of other records."""
+    for what, theirs, ours in (
+        (f"topic {identity.topic}", owner.topic_id, identity.topic_id),
+        (f"retry topic of {identity.topic}", owner.retry_id, identity.retry_id),
+    ):
+        if theirs and ours and theirs != ours:
+            raise StateDirError(
+                f"the {what} was deleted and made anew since this ledger was begun, so the offsets "
+                "that it knows as settled belong to records that are gone",
+                where=where,
+                mend="find out what the old topic still held; then move this directory aside, so that a new "
+                "ledger begins (effects that the old one knows may run again)",
+            )

@@ -19,11 +19,18 @@ from laneway.lanes.view import ChannelMark, Entry, LedgerView, Meta, Opening
 
 
 class StoreIdentity(msgspec.Struct, frozen=True):
-    """Whose ledger a store is. It is marked with this when made and refuses everybody else."""
+    """Whose ledger a store is. It is marked with this when made and refuses everybody else.
+
+    Attributes:
+        topic_id, retry_id: of the source topic and its retry topic, whose offsets the ledger knows. A
+            topic that is deleted and made again has another one; "" where the cluster gives none.
+    """
 
     group: str
     topic: str
     partition: int
+    topic_id: str = ""
+    retry_id: str = ""
 
 
 class LedgerStats(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -44,17 +44,29 @@ class _Marker(msgspec.Struct, frozen=True):
 class StateDir:
     """A claimed (or inspected) state directory. Holds no file open."""
 
-    def __init__(self, path: Path, group: str, cluster_id: str) -> None:
+    def __init__(
+        self, path: Path, group: str, cluster_id: str, topic_ids: Mapping[str, tuple[str, str]] | None = None
+    ) -> None:
         self.path = path
+        self._topic_ids = topic_ids or {}
         self.group = group
         self.cluster_id = cluster_id
 
     @classmethod
-    def claim(cls, path: Path, group: str, cluster_id: str) -> StateDir:
+    def claim(
+        cls,
+        path: Path,
+        group: str,
+        cluster_id: str,
+        topic_ids: Mapping[str, tuple[str, str]] | None = None,
+    ) -> StateDir:
         """Make the directory and mark it, or check that it is marked for this group and cluster.
 
         Safe between processes that claim at the same time. From here on files below `path/stores`
         come out 0600: see `files` for how, and for when the umask of the process is set instead.
+
+        Args:
+            topic_ids: by source, the cluster's id of that topic and of its retry topic, where it gives one.
 
         Raises:
             StateDirError: it is another's, of an unknown format, or holds other things; or the
@@ -78,7 +90,7 @@ class StateDir:
                 where=str(path),
                 mend="name a directory that this user may write, in state_dir",
             ) from error
-        return cls(path, group, cluster_id)
+        return cls(path, group, cluster_id, topic_ids)
 
     @classmethod
     def inspect(cls, path: Path) -> StateDir:
@@ -132,7 +144,9 @@ class StateDir:
 
     def open_store(self, topic: str, partition: int) -> Ledger:
         """Open, or make, the ledger of a source partition and lock it; see `Ledger.open`."""
-        return Ledger.open(self.store_path(topic, partition), StoreIdentity(self.group, topic, partition))
+        topic_id, retry_id = self._topic_ids.get(topic, ("", ""))
+        identity = StoreIdentity(self.group, topic, partition, topic_id, retry_id)
+        return Ledger.open(self.store_path(topic, partition), identity)
 
     def read_store(self, topic: str, partition: int) -> LedgerReader:
         """Read the ledger of a source partition beside its owner; see `LedgerReader`."""

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from laneway.errors import LedgerError, LedgerFormatError, LedgerLockedError, StateDirError
@@ -303,6 +304,19 @@ def test_a_store_of_another_partition_is_refused(store: Path) -> None:
             Ledger.open(store, other)
         assert caught.value.exit_code == 4
     Ledger.open(store, IDENTITY).close()
+
+
+@pytest.mark.parametrize("which", ["topic_id", "retry_id"])
+def test_a_store_whose_topic_was_made_anew_is_refused(store: Path, which: str) -> None:
+    """Ids are learnt once and kept; another id of the topic, or of its retry topic, is exit 4 (case 34)."""
+    Ledger.open(store, IDENTITY).close()
+    first = StoreIdentity(IDENTITY.group, IDENTITY.topic, IDENTITY.partition, "id-1", "retry-1")
+    Ledger.open(store, first).close()
+    Ledger.open(store, IDENTITY).close()  # a cluster that gives no ids takes nothing away
+    with pytest.raises(StateDirError, match=r"(?s)made anew.*next: ") as caught:
+        Ledger.open(store, msgspec.structs.replace(first, **{which: "id-2"}))
+    assert caught.value.exit_code == 4
+    Ledger.open(store, first).close()
 
 
 def test_a_store_of_an_unknown_format_is_refused_unchanged(

@@ -13,6 +13,7 @@ from enum import IntEnum
 import msgspec
 
 from laneway.lanes.case import Case
+from laneway.lanes.envelope import MAX_TEXT_BYTES
 from laneway.lanes.lane import Raw
 from laneway.lanes.record import Channel, Headers, Record, keyed_lane, lane_of_one
 
@@ -263,7 +264,7 @@ def read_retry(record: Record, home: Home, payload_fault: str, *, latest_due_ms:
         record.sequence_key = texts.get("sequence-key")
         record.sequence = _number(texts["sequence"]) if record.sequence_key is not None else 0
         record.origin_offset = _number(texts["origin-offset"])
-        record.timestamp_ms = int(texts["origin-timestamp"])
+        record.timestamp_ms = _instant(texts["origin-timestamp"])
         record.attempt = _number(texts["attempt"])
         record.first_failed_ms = _number(texts["first-failed-at"])
         record.due_ms = min(_number(texts["due-at"]), latest_due_ms)
@@ -272,6 +273,12 @@ def read_retry(record: Record, home: Home, payload_fault: str, *, latest_due_ms:
         return
     record.misfit = record.misfit or payload_fault
     key = record.sequence_key
+    # The bounds of the envelope: a forged record must not store what none of ours could.
+    if not (record.message_id and record.effect_key) or any(
+        len(text.encode()) > MAX_TEXT_BYTES for text in (record.message_id, record.effect_key, key or "")
+    ):
+        record.fault = "broken-retry-headers"
+        return
     record.lane = keyed_lane(key) if key is not None else lane_of_one(record.effect_key)
 
 
@@ -282,6 +289,11 @@ def raw_of(record: Record) -> Raw:
 
 def _encoded(own: list[tuple[str, str]]) -> Headers:
     return tuple((PREFIX + name, text.encode("utf-8")) for name, text in own)
+
+
+def _instant(text: str) -> int:
+    """Epoch milliseconds; a producer may stamp a record with a time before 1970."""
+    return -_number(text[1:]) if text.startswith("-") else _number(text)
 
 
 def _number(text: str) -> int:

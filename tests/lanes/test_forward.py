@@ -143,6 +143,40 @@ def test_a_retry_without_one_of_its_headers_is_broken(missing: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("header", "text"),
+    [
+        ("origin-timestamp", "9" * 40),
+        ("origin-timestamp", "-" + "9" * 40),
+        ("origin-timestamp", " 12 "),
+        ("origin-offset", "-1"),
+        ("attempt", "9" * 19),
+        ("due-at", "253402300799.5"),
+        ("message-id", ""),
+        ("effect-key", ""),
+        ("effect-key", "x" * 4097),
+        ("sequence-key", "x" * 4097),
+    ],
+)
+def test_a_forged_header_that_no_ledger_could_hold_is_broken(header: str, text: str) -> None:
+    """Numbers and texts outside the bounds of the envelope are a fault, before anything is stored of them."""
+    forged = (f"laneway-{header}", text.encode())
+    headers = tuple(forged if each[0] == forged[0] else each for each in retry(a_record()).headers)
+    back = Record(Channel.RETRY, 0, b"k", b"v", headers)
+    read_retry(back, HOME, "", latest_due_ms=9_000)
+    assert back.fault == "broken-retry-headers"
+
+
+def test_a_retry_of_a_record_from_before_1970_comes_back() -> None:
+    """A producer may stamp a record with a negative time; its retry is still ours."""
+    sent = a_record()
+    sent.timestamp_ms = -86_400_000
+    forward = retry(sent)
+    back = Record(Channel.RETRY, 0, forward.key, forward.value, forward.headers)
+    read_retry(back, HOME, "", latest_due_ms=9_000)
+    assert (back.fault, back.timestamp_ms) == ("", -86_400_000)
+
+
+@pytest.mark.parametrize(
     "home", [Home("x", "invoices", 3), Home("reminders", "x", 3), Home("reminders", "invoices", 4)]
 )
 def test_headers_are_believed_only_at_home(home: Home) -> None:

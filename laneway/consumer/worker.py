@@ -32,7 +32,7 @@ from laneway.consumer.settler import CrashPoint, Settler, no_crash
 from laneway.consumer.shape import ShapeWatch
 from laneway.consumer.topics import TopicNames
 from laneway.consumer.workers import Workers
-from laneway.errors import IncompleteError, LanewayError
+from laneway.errors import IncompleteError, LanewayError, LedgerError
 from laneway.lanes.board import Board
 from laneway.lanes.run import Run
 from laneway.lanes.view import Opening
@@ -121,6 +121,7 @@ class Worker:
             self._consumer,
             settings.group,
             names,
+            partitions,
             state_dir,
             self._opener,
             self._build_board,
@@ -253,6 +254,22 @@ class Worker:
         if self._is_behind():
             return 0
         all_runs: list[Run] = []
+        try:
+            self._judge_all(all_runs, now_ms)
+            if all_runs:
+                # Before the handlers start: whoever reads the journal after a crash knows what was in hand.
+                self._journal.flush()
+        except BaseException:
+            # A disk that is full: they never reach a handler, so nobody must wait for them.
+            for run in all_runs:
+                assert isinstance(run.owner, Partition) and run.owner.board is not None
+                run.owner.board.abandon(run)
+            raise
+        self._workers.submit(all_runs)
+        return len(all_runs)
+
+    def _judge_all(self, all_runs: list[Run], now_ms: int) -> None:
+        """Judge what is ready in every partition, and write down what is about to be handed over."""
         for partition in self._ownership.live():
             board, ledger = partition.board, partition.ledger
             assert board is not None and ledger is not None
@@ -260,17 +277,12 @@ class Worker:
             runs = board.next_runs(self._settings.lanes.max_in_flight, now_ms)
             if not runs:
                 continue
+            all_runs += runs
             for run in runs:
                 if run.records[0].parked:
                     self._journal.released(partition, run.records)
                 self._journal.running(partition, run.records)
             ledger.note_handed_over(board.handed_over)
-            all_runs += runs
-        if all_runs:
-            # Before the handlers start: whoever reads the journal after a crash knows what was in hand.
-            self._journal.flush()
-            self._workers.submit(all_runs)
-        return len(all_runs)
 
     def _is_behind(self) -> bool:
         """More is settled than commits can follow: a coordinator or a disk that does not answer."""
@@ -349,8 +361,14 @@ class Worker:
                 break
             self._workers.wait(BUSY_WAIT_S)
         self._committer.is_polled = True
+        failures = []
         for partition in going:
-            self._ownership.let_go(partition)
+            try:
+                self._ownership.let_go(partition)
+            except LedgerError as error:  # the others are let go all the same
+                failures.append(error)
+        if failures:
+            raise failures[0]
         return settled and not self._ownership.lingering
 
     @staticmethod

@@ -179,12 +179,14 @@ class Rocks:
             if db is None:
                 return
             try:
-                if self._writes:
-                    db.flush_wal(True)
+                try:
+                    if self._writes:
+                        db.flush_wal(True)
+                finally:
+                    # It flushes too, so behind a full disk it raises what the flush has raised before.
+                    db.close()
             except Exception as error:  # noqa: BLE001 - rocksdict raises nothing more precise
                 _raise(error, self._path)
-            finally:
-                db.close()
 
     def _open(self) -> rocksdict.Rdict:
         if self._db is None:

@@ -133,6 +133,35 @@ def test_kill_9_loses_nothing_that_was_applied(store: Path, kill_after: int) -> 
     ledger.close()
 
 
+FULL_DISK = """
+import resource, signal, sys
+from pathlib import Path
+from laneway.errors import LedgerError
+from laneway.store.ledger import Ledger
+from tests.store.builders import IDENTITY, forward, meta
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+ledger = Ledger.open(Path(sys.argv[1]), IDENTITY)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+for name, act in (("apply", lambda: [ledger.apply([], meta(n), [forward()]) for n in range(5000)]),
+                  ("close", ledger.close), ("again", ledger.close)):
+    try:
+        act()
+        print(name, "done", flush=True)
+    except LedgerError as error:
+        print(name, "refused", flush=True)
+"""
+
+
+def test_a_full_disk_is_one_of_our_errors_to_the_end(store: Path) -> None:
+    """Writing and closing on a full disk raise LedgerError, never a bare Exception; then it opens again."""
+    said = start(FULL_DISK, store).communicate()[0].split("\n")
+    assert said[:3] == ["apply refused", "close refused", "again done"]
+    ledger = Ledger.open(store, IDENTITY)
+    assert ledger.opening().meta is not None
+    ledger.close()
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_a_torn_tail_opens_with_whole_cycles(crashed: Path, seed: int) -> None:
     """A log cut short anywhere opens, and holds the cycles before the cut, each of them whole."""

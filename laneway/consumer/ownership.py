@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import suppress
 from typing import Final, TypeVar
@@ -25,6 +25,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPar
 
 from laneway.consumer.kafka_errors import ErrorClass, classify, kafka_errors
 from laneway.consumer.partition import Partition, State, Unpublished
+from laneway.consumer.shape import other_count
 from laneway.consumer.topics import TopicNames
 from laneway.errors import LanewayError, LedgerLockedError, RefusedError
 from laneway.lanes.board import Board
@@ -55,6 +56,7 @@ class Ownership:
 
     Args:
         names: the companion topics by source.
+        partitions: their number by source, as it was when the worker was built.
         writer: this start of the process, for the meta entry of a new ledger.
         incremental: the group protocol hands partitions over one by one.
         start: where a group without a commit begins: "earliest", "latest" or epoch ms.
@@ -66,6 +68,7 @@ class Ownership:
         consumer: Consumer,
         group: str,
         names: dict[str, TopicNames],
+        partitions: Mapping[str, int],
         state_dir: StateDir,
         executor: Executor,
         build_board: BuildBoard,
@@ -80,6 +83,7 @@ class Ownership:
         self._consumer = consumer
         self._group = group
         self._names = names
+        self._partitions = partitions
         self._state_dir = state_dir
         self._executor = executor
         self._build_board = build_board
@@ -230,6 +234,9 @@ class Ownership:
 
     def _found(self, sources: Sequence[tuple[str, int]]) -> list[Partition]:
         """New ownerships, each with the offsets that its channels start at."""
+        for source, number in sources:
+            if number >= self._partitions[source]:
+                raise other_count(source, self._partitions[source], number + 1)
         wanted = [
             TopicPartition(topic, number)
             for source, number in sources
@@ -260,6 +267,14 @@ class Ownership:
         low, high = self._watermarks(topic, number)
         if committed is None:
             return self._first_start(topic, number, low, high)
+        if committed > high:
+            raise RefusedError(
+                f"the group has committed offset {committed} and the log ends at {high}: records are missing "
+                "that the group has passed, or its offset was set beyond the end",
+                where=f"{topic}-{number}",
+                mend="find out whether the log was cut off; then set the group's offset to the log's end on "
+                "purpose",
+            )
         if committed < low:
             raise RefusedError(
                 f"the group has committed offset {committed} and the log begins at {low}: "
@@ -310,13 +325,16 @@ class Ownership:
             if time.monotonic() < at_s:
                 self._locked.append((partition, at_s))
             elif partition.state is not State.CLOSED:
+                self._tell_locked(partition)
                 self._start_opening(partition)
 
-    def _start_opening(self, partition: Partition) -> None:
+    def _tell_locked(self, partition: Partition) -> None:
         waited_s = time.monotonic() - partition.assigned_s
         if waited_s > LOCK_NOTICE_S and not partition.told_locked:
             partition.told_locked = True
             log.warning("%s: another worker still holds the ledger; waiting, paused", partition)
+
+    def _start_opening(self, partition: Partition) -> None:
         future = self._executor.submit(self._open, partition)
         future.add_done_callback(lambda _: self._notice())
         self._opening[partition] = future

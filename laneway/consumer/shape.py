@@ -63,10 +63,15 @@ class ShapeWatch:
             now = found.get(source, expected)
             if now == expected:
                 continue
-            self.failure = RefusedError(
-                f"the topic had {expected} partitions when this worker started and has {now} now, so keys "
-                "may have moved to partitions that do not hold their lanes",
-                where=source,
-                mend="read docs/operations/partition-count.md before starting again",
-            )
+            self.failure = other_count(source, expected, now)
             self._notice()
+
+
+def other_count(source: str, expected: int, now: int) -> RefusedError:
+    """The refusal, whoever notices first: this watch, or an assignment."""
+    return RefusedError(
+        f"the topic had {expected} partitions when this worker started and has {now} now, so keys "
+        "may have moved to partitions that do not hold their lanes",
+        where=source,
+        mend="read docs/operations/partition-count.md before starting again",
+    )

@@ -20,7 +20,7 @@ from confluent_kafka import (
 )
 
 # Public names, yet not re-exported for type checkers.
-from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic  # type: ignore[attr-defined]
+from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, NewTopic  # type: ignore[attr-defined]
 
 DEADLINE_S = 30.0
 DeliveryCallback = Callable[[KafkaError | None, Message], None]
@@ -81,6 +81,13 @@ class Cluster:
         admin = self._admin()
         deleted = admin.delete_topics([name], operation_timeout=deadline_s, request_timeout=deadline_s)
         _result(deleted[name], deadline_s, f"delete topic {name}")
+
+    def grow_topic(self, name: str, partitions: int, *, deadline_s: float = DEADLINE_S) -> None:
+        """Gives a topic more partitions."""
+        admin = self._admin()
+        request = [NewPartitions(name, partitions)]
+        grown = admin.create_partitions(request, operation_timeout=deadline_s, request_timeout=deadline_s)
+        _result(grown[name], deadline_s, f"grow topic {name}")
 
     def topics(self) -> dict[str, int]:
         """Every topic that is not Kafka's own, with its number of partitions."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from laneway.errors import LanewayError
 from tests.broker import recording
 from tests.broker.cluster import Cluster, ClusterError, Outgoing
 from tests.broker.conftest import Names
-from tests.broker.journal_checks import events_of
+from tests.broker.journal_checks import events_of, header, text_headers
 from tests.broker.kafka import KafkaBroker
 from tests.broker.worker_process import WorkerProcess, create_companions, settings_of
 from tests.waiting import eventually
@@ -93,3 +94,62 @@ def test_a_topic_made_anew_is_refused_and_nothing_of_it_is_swallowed(place: Plac
         assert worker.wait() == 4
         assert "made anew" in worker.stderr()
         assert not events_of(worker.journal(worker.pid), "duplicate_suppressed", "ack_sent")
+
+
+def test_a_journal_on_a_full_disk_ends_the_worker_at_once(place: Place) -> None:
+    """Exit 1 with the reason, long before the drain deadline: what was judged and never ran is not awaited."""
+    with place.worker() as worker:
+        config = worker.config.read_text()
+        worker.config.write_text(re.sub(r'"path" = ".*"', '"path" = "/dev/full"', config))
+        place.send(*(recording.event("k", number) for number in range(1, 6)))
+        worker.start()
+        eventually(lambda: "stopping on an error" in worker.stderr(), 20, "the journal to be refused")
+        assert worker.wait(10) == 1
+        assert "the journal cannot be written" in worker.stderr()
+    assert place.cluster.committed(place.names.group, place.names.source) == {0: None}
+
+
+def test_a_partition_that_is_assigned_before_the_watch_has_seen_it_is_refused(place: Place) -> None:
+    """A source that grew is exit 4 with both counts and the page, however soon the new partition comes."""
+    with place.worker(group_protocol="consumer") as worker:
+        worker.start()
+        eventually(worker.live, 30, "the worker to be live")
+        place.cluster.grow_topic(place.names.source, 2)
+        assert worker.wait() == 4
+        assert "had 1 partitions when this worker started and has 2 now" in worker.stderr()
+
+
+def test_an_offset_beyond_the_end_is_refused_with_both_numbers(place: Place) -> None:
+    """A committed offset that the log does not reach is exit 4 and says where either stands (case 11)."""
+    with place.worker() as worker:
+        place.send(recording.event("k", 1))
+        worker.start()
+        place.await_end()
+        worker.stop()
+        place.cluster.commit(place.names.group, place.names.source, {0: 500})
+        worker.start()
+        assert worker.wait() == 4
+        assert "committed offset 500 and the log ends at 1" in worker.stderr()
+
+
+def test_a_forged_retry_leaves_nothing_in_the_ledger_that_it_cannot_hold(place: Place) -> None:
+    """A retry with our identity and a timestamp of forty digits goes to the DLQ; the worker lives on."""
+    with place.worker(retry={"delays_ms": [1500]}) as worker:
+        place.send(recording.event("k", 1, act="fail:1"), recording.event("k", 2))
+        worker.start()
+        eventually(lambda: place.cluster.end_offsets(place.of("retry")) == {0: 1}, 20, "the retry")
+        (real,) = place.cluster.read_topic(place.of("retry"))
+        headers = [
+            (name, b"9" * 40 if name == "laneway-origin-timestamp" else text.encode())
+            for name, text in text_headers(real).items()
+            if name != "act"
+        ]
+        forged = Outgoing(real.value(), real.key(), [*headers, ("act", b"review")], 0)
+        place.send(forged, topic=place.of("retry"))
+        place.await_end()
+        place.await_end(place.of("retry"))
+        assert worker.running
+        worker.stop()
+    assert [run.effect_key for run in place.runs() if run.outcome == "effect"] == ["k:1", "k:2"]
+    (dead,) = place.cluster.read_topic(place.of("dlq"))
+    assert header(dead, "reason") == "broken-retry-headers"

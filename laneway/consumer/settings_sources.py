@@ -64,7 +64,7 @@ class Loaded:
             value = _value_at(self.settings, key)
             lines.append(Shown(dotted(key), value, written.origin if written else "default"))
         for key, written in sorted(self.written.items()):
-            if key[0] == "kafka":
+            if key[0] == "kafka" and not is_table(key):
                 value = settings_kafka.shown(key[1], written.value)
                 lines.append(Shown(dotted(key), value, written.origin))
         return tuple(lines)
@@ -131,7 +131,7 @@ def _value_at(settings: Settings, key: Key) -> object:
 def _refuse_owned(written: Mapping[Key, Written]) -> None:
     protocol = written.get(("group_protocol",))
     for key, entry in written.items():
-        if key[0] == "kafka":
+        if key[0] == "kafka" and not is_table(key):
             reason = settings_kafka.refusal(key[1], entry.value, protocol.value if protocol else "classic")
             if reason:
                 raise ConfigError(f"[kafka] {key[1]} {reason}", where=entry.place, mend="take the key out")

@@ -104,16 +104,16 @@ def consumer_config(settings: Settings, *, partition_eof: bool = False) -> Clien
 
 
 def producer_config(settings: Settings, *, max_message_bytes: int | None = None) -> ClientConfig:
-    """The producer's own keys laid over the shared ones.
+    """The producer's own keys laid over the shared ones. `max_message_bytes`: of the largest topic.
 
-    Args:
-        max_message_bytes: of the largest topic it writes to; librdkafka refuses more than 1 MB
-            by itself.
+    A topic's limit counts compressed bytes, the client's counts plain ones: what came compressed must fit
+    again on its way back, so we compress too and leave the judgement to the broker.
     """
-    config = {**client_config(settings), "acks": "all", "enable.idempotence": True}
+    shared = {"compression.type": "zstd", **client_config(settings)}
     if max_message_bytes is not None:
-        config["message.max.bytes"] = max_message_bytes
-    return config
+        shared.setdefault("batch.size", min(1_000_000, max_message_bytes))
+        shared["message.max.bytes"] = 1_000_000_000
+    return {**shared, "acks": "all", "enable.idempotence": True}
 
 
 def new_consumer(settings: Settings, *, partition_eof: bool = False, **hooks: Hook) -> Consumer:

@@ -104,7 +104,12 @@ class Cluster:
         return {key: entry.value for key, entry in entries.items()}
 
     def produce(
-        self, topic: str, records: Iterable[Outgoing], *, deadline_s: float = DEADLINE_S
+        self,
+        topic: str,
+        records: Iterable[Outgoing],
+        *,
+        compression: str = "none",
+        deadline_s: float = DEADLINE_S,
     ) -> list[Position]:
         """Produces records in order and returns their positions, once all are acknowledged."""
         positions: list[Position | None] = []
@@ -114,6 +119,7 @@ class Cluster:
                 "bootstrap.servers": self.bootstrap,
                 "enable.idempotence": True,
                 "linger.ms": 5,
+                "compression.type": compression,
                 "message.max.bytes": 10 * 1024 * 1024,
                 "message.timeout.ms": int(deadline_s * 1000),
                 "log_level": 0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +38,11 @@ class Place:
             recording.APP, settings, directory=self.directory, name=name, environment=environment
         )
 
-    def make(self, kind: str) -> bool:
+    def make(self, kind: str, config: Mapping[str, str] | None = None) -> bool:
         """Makes a deleted topic as `laneway topics create` does; False while its old self still goes."""
         try:
             if kind == "source":
-                self.cluster.create_topic(self.names.source, 1)
+                self.cluster.create_topic(self.names.source, 1, config)
             else:
                 create_companions(settings_of(self.bootstrap, self.names, self.directory), self.directory)
         except (ClusterError, LanewayError):
@@ -97,7 +98,7 @@ def test_a_topic_made_anew_is_refused_and_nothing_of_it_is_swallowed(place: Plac
 
 
 def test_a_journal_on_a_full_disk_ends_the_worker_at_once(place: Place) -> None:
-    """Exit 1 with the reason, long before the drain deadline: what was judged and never ran is not awaited."""
+    """Exit 1 with the reason, long before the drain deadline: judged is not yet running."""
     with place.worker() as worker:
         config = worker.config.read_text()
         worker.config.write_text(re.sub(r'"path" = ".*"', '"path" = "/dev/full"', config))
@@ -130,6 +131,21 @@ def test_an_offset_beyond_the_end_is_refused_with_both_numbers(place: Place) -> 
         worker.start()
         assert worker.wait() == 4
         assert "committed offset 500 and the log ends at 1" in worker.stderr()
+
+
+def test_a_record_that_was_published_compressed_comes_back(place: Place) -> None:
+    """A value beyond the topics' limit, which only its compression let in, is retried like any other."""
+    small = {"max.message.bytes": "200000"}
+    place.cluster.delete_topic(place.names.source)
+    eventually(lambda: place.make("source", small), 20, "a source with a small limit", poll_s=0.2)
+    big = recording.event("k", 1, act="fail:1", payload={"text": "a" * 1_500_000})
+    with place.worker(retry={"delays_ms": [300]}) as worker:
+        place.cluster.produce(place.names.source, [big, recording.event("k", 2)], compression="zstd")
+        worker.start()
+        eventually(lambda: [run.effect_key for run in place.runs()] == ["k:1", "k:1", "k:2"], 20, "the retry")
+        place.await_end()
+        place.await_end(place.of("retry"))
+        worker.stop()
 
 
 def test_a_forged_retry_leaves_nothing_in_the_ledger_that_it_cannot_hold(place: Place) -> None:

@@ -7,6 +7,7 @@ each run of a handler is seen, whatever happened to Kafka around it.
 from __future__ import annotations
 
 import hashlib
+import random
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -222,7 +223,7 @@ def test_a_dead_letter_too_large_for_its_topic_becomes_a_stub(
         group.worker.start()
         eventually(lambda: len(group.worker.live()) == 2, 30, "the worker to be live", poll_s=0.1)
         alter(group.cluster, group.topic("dlq"), {"max.message.bytes": "3000"})
-        big = b"x" * 20_000
+        big = random.Random(1).randbytes(20_000)  # nothing that compression could make fit
         group.send([Outgoing(big, b"k", [("trace", b"1")], 0), recording.event("next", 1, partition=0)])
         group.await_effects({"next:1"})
         group.await_end()
@@ -243,8 +244,8 @@ def test_small_dead_letters_are_no_stubs_because_they_travel_together(
         group.worker.start()
         eventually(lambda: len(group.worker.live()) == 2, 30, "the worker to be live", poll_s=0.1)
         alter(group.cluster, group.topic("dlq"), {"max.message.bytes": "3000"})
-        values = [b"%d" % number * 1000 for number in range(6)]
-        values.insert(3, b"y" * 20_000)
+        values = [random.Random(number).randbytes(1000) for number in range(6)]
+        values.insert(3, random.Random(6).randbytes(20_000))
         group.send([Outgoing(value, partition=0) for value in values])
         group.await_end()
         group.worker.stop()

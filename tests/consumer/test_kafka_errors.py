@@ -152,7 +152,8 @@ def test_owned_keys_are_laid_over_what_passes_through() -> None:
     assert (consumer["group.instance.id"], consumer["client.id"]) == ("me", "mine")
     assert "partition.assignment.strategy" not in consumer_config(settings(group_protocol="consumer"))
     producer = producer_config(settings(), max_message_bytes=5_000_000)
-    assert (producer["acks"], producer["message.max.bytes"]) == ("all", 5_000_000)
+    assert (producer["acks"], producer["batch.size"]) == ("all", 1_000_000)
+    assert producer_config(settings(), max_message_bytes=200_000)["batch.size"] == 200_000
 
 
 def test_lag_is_never_negative_and_counts_from_the_start_without_a_commit() -> None:

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from types import FrameType
 from typing import Annotated
 
@@ -15,6 +16,7 @@ import typer
 from laneway.app import load_app
 from laneway.cli import options
 from laneway.consumer.start import build_worker
+from laneway.consumer.worker import Worker
 
 SECOND_SIGNAL = 1
 
@@ -54,13 +56,21 @@ def run(
         sources=sources,
         flags={"journal.path": journal},
     )
-    pipeline = load_app(app)
-    worker = build_worker(
-        loaded.settings,
-        pipeline,
-        drain_timeout_s=drain_timeout,
-        accept_empty_ledger=accept_empty_ledger,
-    )
+    # An application is imported and run: the journal has standard output for itself.
+    with _own_stdout() as stdout:
+        pipeline = load_app(app)
+        worker = build_worker(
+            loaded.settings,
+            pipeline,
+            drain_timeout_s=drain_timeout,
+            accept_empty_ledger=accept_empty_ledger,
+            stdout=stdout,
+        )
+        _stop_on_signals(worker)
+        worker.run()
+
+
+def _stop_on_signals(worker: Worker) -> None:
     stopping = False
 
     def stop(_number: int, _: FrameType | None) -> None:
@@ -72,9 +82,24 @@ def run(
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
+
+
+@contextlib.contextmanager
+def _own_stdout() -> Iterator[int]:
+    """Standard output for us alone: what anybody else writes there, a child process too, goes to stderr."""
     with contextlib.redirect_stdout(sys.stderr):
-        # The journal has standard output for itself; a handler's print must not land between its lines.
-        worker.run()
+        try:
+            ours = os.dup(1)
+        except OSError:  # it was closed before we began
+            yield 1
+            return
+        try:
+            with contextlib.suppress(OSError):  # a closed stderr
+                os.dup2(2, 1)
+            yield ours
+        finally:
+            os.dup2(ours, 1)
+            os.close(ours)
 
 
 def _log_to_stderr() -> None:

@@ -97,6 +97,7 @@ class Journal:
         clock: Callable[[], int],
         max_bytes: int,
         keep: int,
+        stdout: int,
     ) -> None:
         self._level = level
         self._hash = keys == "hash"
@@ -104,6 +105,7 @@ class Journal:
         self._clock = clock
         self._max_bytes = max_bytes
         self._keep = keep
+        self._stdout = stdout
         self._lines: list[_Line] = []
         self._buffer = bytearray()
         self._path = "" if path == "-" else path.replace("{pid}", str(os.getpid()))
@@ -128,6 +130,7 @@ class Journal:
         clock: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         max_bytes: int = MAX_BYTES,
         keep: int = KEEP_FILES,
+        stdout: int = 1,
     ) -> Journal:
         """Open a journal, appending to what is there.
 
@@ -140,11 +143,12 @@ class Journal:
             clock: epoch milliseconds.
             max_bytes: a file beyond it is renamed to `path.1`, that one to `path.2`, and so on.
             keep: how many renamed files are kept; at least 1.
+            stdout: the descriptor that "-" means; the caller keeps it open.
 
         Raises:
             ConfigError: the directory is missing, or the file cannot be opened for writing.
         """
-        return cls(path, level, keys, group, clock=clock, max_bytes=max_bytes, keep=keep)
+        return cls(path, level, keys, group, clock=clock, max_bytes=max_bytes, keep=keep, stdout=stdout)
 
     # What happens to records
 
@@ -232,7 +236,7 @@ class Journal:
             ConfigError: the file cannot be opened for writing.
         """
         if not self._path:
-            self._fd = 1
+            self._fd = self._stdout
             return
         try:
             # Business keys can be personal data: for the owner's eyes only.

@@ -28,9 +28,13 @@ def build_worker(
     *,
     drain_timeout_s: float = 25.0,
     accept_empty_ledger: bool = False,
+    stdout: int = 1,
     crash_point: CrashPoint = no_crash,
 ) -> Worker:
     """Check the cluster, the topics and the state directory, and build a worker over them.
+
+    Args:
+        stdout: the descriptor of standard output, where a journal of "-" goes.
 
     Raises:
         UnreachableError: the cluster does not answer.
@@ -62,7 +66,11 @@ def build_worker(
             {each.source: (ids[each.source], ids[each.retry]) for each in names},
         ),
         journal=Journal.open(
-            settings.journal.path, settings.journal.level, settings.journal.keys, settings.group
+            settings.journal.path,
+            settings.journal.level,
+            settings.journal.keys,
+            settings.group,
+            stdout=stdout,
         ),
         max_message_bytes=max(found[name].max_message_bytes for name in written),
         drain_timeout_s=drain_timeout_s,

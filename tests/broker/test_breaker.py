@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -29,14 +32,14 @@ class Place:
         self.directory = directory
         cluster.create_topic(names.source, 1)
 
-    def worker(self, *, name: str = "worker", state: str = "state", **tables: Any) -> WorkerProcess:
+    def worker(
+        self, *, app: str = recording.APP, name: str = "worker", state: str = "state", **tables: Any
+    ) -> WorkerProcess:
         """A worker over the recording pipeline, with its companion topics."""
         settings = settings_of(self.bootstrap, self.names, self.directory / state, **tables)
         create_companions(settings, self.directory)
         environment = recording.environment(self.directory / "runs")
-        return WorkerProcess(
-            recording.APP, settings, directory=self.directory, name=name, environment=environment
-        )
+        return WorkerProcess(app, settings, directory=self.directory, name=name, environment=environment)
 
     def make(self, kind: str, config: Mapping[str, str] | None = None) -> bool:
         """Makes a deleted topic as `laneway topics create` does; False while its old self still goes."""
@@ -131,6 +134,39 @@ def test_an_offset_beyond_the_end_is_refused_with_both_numbers(place: Place) -> 
         worker.start()
         assert worker.wait() == 4
         assert "committed offset 500 and the log ends at 1" in worker.stderr()
+
+
+NOISY = """
+import os, subprocess
+print("noise of the import")
+from laneway import Pipeline
+pipeline = Pipeline()
+
+@pipeline.handler
+def handle(delivery):
+    print("noise of print")
+    os.write(1, b"noise below python\\n")
+    subprocess.run(["echo", "noise of a child"])
+"""
+
+
+def test_only_the_journal_reaches_standard_output(place: Place) -> None:
+    """With journal.path "-" stdout is JSON lines, whatever an application or its children print."""
+    app = place.directory / "noisy.py"
+    app.write_text(NOISY)
+    with place.worker(app=f"{app}:pipeline") as worker, (place.directory / "out").open("wb") as out:
+        place.send(recording.event("k", 1), recording.event("k", 2))
+        laneway = str(Path(sys.executable).with_name("laneway"))
+        command = [sys.executable, laneway, "run", worker.app, "-c", str(worker.config), "--journal", "-"]
+        with subprocess.Popen(command, stdout=out, stderr=subprocess.PIPE) as process:
+            place.await_end()
+            process.terminate()
+            stderr = process.communicate(timeout=30)[1].decode()
+        assert process.returncode == 0
+    lines = [json.loads(line) for line in (place.directory / "out").read_text().splitlines()]
+    assert len(events_of(lines, "ack_sent")) == 2
+    for noise in ("of the import", "of print", "below python", "of a child"):
+        assert f"noise {noise}" in stderr
 
 
 def test_a_record_that_was_published_compressed_comes_back(place: Place) -> None:

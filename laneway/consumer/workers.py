@@ -19,6 +19,7 @@ never returns is lost until the process ends; `overdue` names its run.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
@@ -30,6 +31,8 @@ from laneway.lanes.record import Record
 from laneway.lanes.run import Run
 from laneway.lanes.verdict import Ack, Outcome, Review
 
+FORKED: Final = 70
+"""Exit code of a child that a handler forked and that came back out of the handler."""
 CHUNK_S: Final = 0.002
 SLOW_MS: Final = 5
 _TICK_S: Final = 0.005
@@ -114,6 +117,8 @@ class Workers:
         self._in_hand = 0
         self._record_s = _FIRST_ESTIMATE_S
         self._chunk_s = CHUNK_S
+        self._is_child = False
+        os.register_at_fork(after_in_child=self._in_child)
         self._slots = [_Slot() for _ in range(threads)]
         for number, slot in enumerate(self._slots):
             # Daemons: one that is stuck in a handler must not keep the process.
@@ -267,6 +272,10 @@ class Workers:
 
     # The threads' side
 
+    def _in_child(self) -> None:
+        """A handler has forked. Its child ends where the handler ends: it is no worker, and has no lock."""
+        self._is_child = True
+
     def _work(self, slot: _Slot) -> None:
         while not self._stopping:
             if self._take(slot):
@@ -351,6 +360,8 @@ class Workers:
                 outcome = Outcome(
                     Review("unclassified-failure", ""), "unclassified-failure", class_name(error)
                 )
+            if self._is_child:
+                os._exit(FORKED)
             outcomes.append(outcome)
             if type(outcome.verdict) is not Ack:
                 break

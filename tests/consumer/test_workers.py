@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 import time
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from laneway.consumer.workers import Process, Workers
+from laneway.consumer.workers import FORKED, Process, Workers
 from laneway.lanes.record import Channel, Record
 from laneway.lanes.run import Run
 from laneway.lanes.verdict import ACK, Outcome, Reject, Retry, Review, Verdict, Wait
@@ -65,6 +66,22 @@ def collect(workers: Workers, count: int) -> list[Run]:
 
 def ack(record: Record, topic: str, partition: int, deadline_ms: int) -> Outcome:
     return ACK
+
+
+def test_a_child_that_a_handler_forked_is_no_worker() -> None:
+    """A child that comes back out of the handler ends there: it takes no run and holds nobody up."""
+    ended: list[int] = []
+
+    def fork(record: Record, topic: str, partition: int, deadline_ms: int) -> Outcome:
+        child = os.fork()
+        if child:
+            ended.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        return ACK
+
+    with pool(fork, threads=1) as workers:
+        workers.submit([run_of("a", 2), run_of("b")])
+        collect(workers, 2)
+    assert ended == [FORKED] * 3
 
 
 def test_every_run_comes_back_once_and_its_records_ran_in_order() -> None:

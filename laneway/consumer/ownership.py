@@ -21,6 +21,7 @@ from concurrent.futures import Executor, Future
 from contextlib import suppress
 from typing import Final, TypeVar
 
+import msgspec
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPartition
 
 from laneway.consumer.kafka_errors import ErrorClass, classify, kafka_errors
@@ -30,6 +31,7 @@ from laneway.consumer.topics import TopicNames
 from laneway.errors import LanewayError, LedgerLockedError, RefusedError
 from laneway.lanes.board import Board
 from laneway.lanes.forward import Home
+from laneway.lanes.frontier import reopened
 from laneway.lanes.record import Channel
 from laneway.lanes.view import ChannelMark, Meta, Opening
 from laneway.store.ledger import Ledger
@@ -246,9 +248,10 @@ class Ownership:
         found = []
         for source, number in sources:
             names = self._names[source]
+            places = {Channel.SOURCE: (source, number), Channel.RETRY: (names.retry, number)}
             own = {
-                Channel.SOURCE: committed.get((source, number)),
-                Channel.RETRY: committed.get((names.retry, number)),
+                channel: committed[place].offset if place in committed else None
+                for channel, place in places.items()
             }
             starts = {
                 Channel.SOURCE: self._source_start(source, number, own[Channel.SOURCE]),
@@ -256,12 +259,14 @@ class Ownership:
             }
             self._epoch += 1
             home = Home(self._group, source, number)
-            found.append(Partition(home, names, self._epoch, starts, own))
+            partition = Partition(home, names, self._epoch, starts, own)
+            partition.is_worker_commit = any(committed[p].metadata for p in places.values() if p in committed)
+            found.append(partition)
         return found
 
-    def _committed(self, wanted: list[TopicPartition]) -> dict[tuple[str, int], int]:
+    def _committed(self, wanted: list[TopicPartition]) -> dict[tuple[str, int], TopicPartition]:
         answers = self._ask(lambda: self._consumer.committed(wanted, timeout=ASK_TIMEOUT_S)) if wanted else []
-        return {(tp.topic, tp.partition): tp.offset for tp in answers if tp.offset >= 0}
+        return {(tp.topic, tp.partition): tp for tp in answers if tp.offset >= 0}
 
     def _source_start(self, topic: str, number: int, committed: int | None) -> int:
         low, high = self._watermarks(topic, number)
@@ -285,7 +290,8 @@ class Ownership:
         return committed
 
     def _first_start(self, topic: str, number: int, low: int, high: int) -> int:
-        if self._start == "earliest":
+        if self._start == "earliest" or self._state_dir.exists(topic, number):
+            # A group that has rested for long loses its offsets, not its ledger: what that knows is settled.
             return low
         if self._start == "latest":
             return high
@@ -351,6 +357,12 @@ class Ownership:
                 ledger.apply((), self._first_meta(partition), ())
                 ledger.sync()
                 opening = ledger.opening()
+            elif any(start > _frontier(opening.meta, channel) for channel, start in partition.starts.items()):
+                self._refuse_stale(partition, opening.meta)
+                # At once: the next commit would stand beyond a ledger that still knows nothing of it.
+                ledger.apply((), _passed_over(opening.meta, partition.starts), ())
+                ledger.sync()
+                opening = ledger.opening()
         except BaseException:
             ledger.close()
             raise
@@ -366,6 +378,30 @@ class Ownership:
             where=f"{partition}, {self._state_dir.path}",
             mend="run on the machine (or volume) that has the ledger; or, if effects may be repeated "
             "and lanes may begin anew, start with --accept-empty-ledger",
+        )
+
+    def _refuse_stale(self, partition: Partition, meta: Meta) -> None:
+        """Refuse a ledger that a worker has gone beyond with another one; an operator may go on."""
+        knows, start = _frontier(meta, Channel.SOURCE), partition.starts[Channel.SOURCE]
+        committed = partition.committed[Channel.SOURCE]
+        if committed is None and start > knows:
+            raise RefusedError(
+                f"the ledger has settled up to offset {knows}, the group has no offset any more, and the log "
+                f"begins at {start}: {start - knows} positions are gone unread",
+                where=str(partition),
+                mend="find out what they held; then set the group's offset to the log's start on purpose",
+            )
+        if not partition.is_worker_commit or self._accept_empty_ledger:
+            log.warning(
+                "%s: offsets %d to %d are passed over, as the group was told", partition, knows, start
+            )
+            return
+        raise RefusedError(
+            f"a worker of the group has committed offset {committed}, and the ledger in this state directory "
+            f"ends at {knows}: it is an old one, and nobody here knows which effects have happened since",
+            where=f"{partition}, {self._state_dir.path}",
+            mend="run on the machine (or volume) that has the current ledger; or, if effects may be repeated "
+            "and lanes may begin where this ledger ends, start with --accept-empty-ledger",
         )
 
     def _first_meta(self, partition: Partition) -> Meta:
@@ -406,6 +442,16 @@ def resume(consumer: Consumer, positions: Sequence[TopicPartition]) -> None:
     for place in positions:
         with suppress(KafkaException):
             consumer.get_watermark_offsets(place, timeout=WAKE_TIMEOUT_S)
+
+
+def _frontier(meta: Meta, channel: Channel) -> int:
+    mark = meta.marks.get(channel)
+    return 0 if mark is None else mark.frontier
+
+
+def _passed_over(meta: Meta, starts: Mapping[Channel, int]) -> Meta:
+    marks = {channel: reopened(start, meta.marks.get(channel)).mark() for channel, start in starts.items()}
+    return msgspec.structs.replace(meta, marks={**meta.marks, **marks})
 
 
 def _positions(partition: Partition) -> list[TopicPartition]:

@@ -85,6 +85,7 @@ class Partition:
         paused: channels paused now, and why.
         moved_ms: when the committable source offset last moved.
         assigned_s: monotonic seconds of the assignment.
+        is_worker_commit: a worker of the group wrote the committed offset, nobody by hand.
         lost: the group gave it away without asking; nothing is published or committed any more.
     """
 
@@ -97,6 +98,7 @@ class Partition:
         "epoch",
         "failure",
         "home",
+        "is_worker_commit",
         "ledger",
         "lost",
         "moved_ms",
@@ -137,6 +139,7 @@ class Partition:
         self.noted_ms = 0
         self.moved_ms = 0
         self.lost = False
+        self.is_worker_commit = False
         self.assigned_s = time.monotonic()
         self.told_locked = False
 

@@ -89,6 +89,11 @@ class Cluster:
         grown = admin.create_partitions(request, operation_timeout=deadline_s, request_timeout=deadline_s)
         _result(grown[name], deadline_s, f"grow topic {name}")
 
+    def delete_group(self, group: str, *, deadline_s: float = DEADLINE_S) -> None:
+        """Forgets a group without members, its offsets with it."""
+        admin = self._admin()
+        _result(admin.delete_consumer_groups([group])[group], deadline_s, f"delete group {group}")
+
     def topics(self) -> dict[str, int]:
         """Every topic that is not Kafka's own, with its number of partitions."""
         admin = self._admin()

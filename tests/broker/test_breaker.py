@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -134,6 +135,68 @@ def test_an_offset_beyond_the_end_is_refused_with_both_numbers(place: Place) -> 
         worker.start()
         assert worker.wait() == 4
         assert "committed offset 500 and the log ends at 1" in worker.stderr()
+
+
+def test_an_old_ledger_of_another_machine_is_refused(place: Place) -> None:
+    """A ledger that a worker elsewhere has gone beyond is exit 4 with both offsets, unless accepted."""
+    with place.worker() as here, place.worker(name="there", state="elsewhere") as there:
+        place.send(*(recording.event("k", number) for number in range(1, 4)))
+        here.start()
+        place.await_end()
+        here.stop()
+        shutil.copytree(place.directory / "state", place.directory / "elsewhere")
+        place.send(*(recording.event("k", number) for number in range(4, 6)))
+        here.start()
+        place.await_end()
+        here.stop()
+        there.start()
+        assert there.wait() == 4
+        assert "has committed offset 5, and the ledger in this state directory ends at 3" in there.stderr()
+        there.arguments = ("--accept-empty-ledger",)
+        there.start()
+        eventually(there.live, 20, "the old ledger to be accepted")
+        there.kill()
+        there.arguments = ()  # accepted once is accepted
+        there.start()
+        eventually(there.live, 20, "the worker to be live")
+        there.stop()
+
+
+def test_offsets_moved_by_hand_are_obeyed_and_told_of(place: Place) -> None:
+    """Forward passes over what lies between, with a warning; backward runs nothing again (case 40)."""
+    with place.worker(lanes={"order": "increasing"}) as worker:
+        place.send(*(recording.event("k", number) for number in range(1, 4)))
+        worker.start()
+        place.await_end()
+        worker.stop()
+        place.send(*(recording.event("k", number) for number in range(4, 8)))
+        place.cluster.commit(place.names.group, place.names.source, {0: 5})
+        worker.start()
+        place.await_end()
+        worker.stop()
+        assert "offsets 3 to 5 are passed over" in worker.stderr()
+        place.cluster.commit(place.names.group, place.names.source, {0: 0})
+        worker.start()
+        place.await_end()
+        worker.stop()
+    assert [run.sequence for run in place.runs()] == [1, 2, 3, 6, 7]
+
+
+def test_a_group_that_lost_its_offsets_goes_on_where_its_ledger_ends(place: Place) -> None:
+    """Kafka forgets the offsets of a resting group; with start = "latest" nothing is passed over for it."""
+    with place.worker(start="latest") as worker:
+        worker.start()
+        eventually(worker.live, 20, "the worker to be live")
+        place.send(*(recording.event("k", number) for number in range(1, 4)))
+        place.await_end()
+        worker.stop()
+        place.send(*(recording.event("k", number) for number in range(4, 6)))
+        place.cluster.delete_group(place.names.group)
+        assert place.cluster.committed(place.names.group, place.names.source) == {0: None}
+        worker.start()
+        place.await_end()
+        worker.stop()
+    assert [run.sequence for run in place.runs()] == [1, 2, 3, 4, 5]
 
 
 NOISY = """

@@ -157,15 +157,15 @@ class Board:
     def blocked(self) -> dict[Channel, str]:
         """Channels that must not be read now, and why. Retries and commands outlive any bound."""
         found = {}
-        rules = self._rules
+        ledger, rules = self._ledger, self._rules
         if self._retries.full:
-            found[Channel.RETRY] = f"{len(self._retries)} retries wait for their time"
-        if self._ledger.open_cases >= rules.max_open_cases:
-            found[Channel.SOURCE] = f"{self._ledger.open_cases} open cases"
-        elif self._ledger.parked_bytes >= rules.max_parked_bytes:
-            found[Channel.SOURCE] = f"{self._ledger.parked_bytes} bytes parked"
+            found[Channel.RETRY] = f"{len(self._retries)} retries wait (retry.max_waiting_per_partition)"
+        if ledger.open_cases >= rules.max_open_cases:
+            found[Channel.SOURCE] = f"{ledger.open_cases} open cases (lanes.max_open_cases_per_partition)"
+        elif ledger.parked_bytes >= rules.max_parked_bytes:
+            found[Channel.SOURCE] = f"{ledger.parked_bytes} bytes (lanes.max_parked_bytes_per_partition)"
         elif self._full_lanes:
-            found[Channel.SOURCE] = f"a lane has {rules.max_parked_per_lane} parked records"
+            found[Channel.SOURCE] = f"a lane parks {rules.max_parked_per_lane} (lanes.max_parked_per_lane)"
         return found
 
     # -- what goes to the handlers

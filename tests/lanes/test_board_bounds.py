@@ -60,7 +60,7 @@ def test_too_many_open_cases_stop_the_source_and_what_was_taken_goes_on(*, reope
     if reopened:
         driver.crash()
     assert list(driver.board.blocked()) == [Channel.SOURCE]
-    assert "3 open cases" in driver.board.blocked()[Channel.SOURCE]
+    assert driver.board.blocked()[Channel.SOURCE] == "3 open cases (lanes.max_open_cases_per_partition)"
     driver.rest()
     assert len(driver.cases()) == 3
     assert driver.committed[Channel.SOURCE] == 3

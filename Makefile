@@ -8,12 +8,13 @@ STAMP  := $(VENV)/.installed
 RUNS   := $(VENV)/.runs
 TYPED  := laneway tests $(wildcard benchmarks examples)
 
-.PHONY: help demo install check format test bench clean
+.PHONY: help demo install check format test simulate bench clean
 
 help:
 	@echo "make demo    see the whole promise kept under kill -9; needs no Kafka, no Docker, no Java"
 	@echo "make check   ruff, formatting, mypy --strict"
 	@echo "make test    every test, on a real Kafka that the tests start themselves"
+	@echo "make simulate SEEDS=n FROM=k  histories under faults, each from a seed: docs/simulation.md"
 	@echo "make bench   the budgets, measured beside their peers"
 	@echo "make format  let ruff rewrite the files"
 
@@ -46,6 +47,12 @@ format: $(STAMP)
 # Most of the time goes by waiting for brokers and workers: two files at once, each side with its own broker.
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
+
+SEEDS ?= 10000
+FROM  ?= 0
+
+simulate: $(STAMP)
+	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --from $(FROM)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)

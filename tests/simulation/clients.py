@@ -46,7 +46,7 @@ class Cluster:
 
     Attributes:
         refuses_writes: every produce fails; commits go on.
-        is_down: the coordinator does not answer.
+        is_calm: nothing fails by itself any more.
     """
 
     def __init__(self, group: Group, random: Random) -> None:
@@ -418,12 +418,12 @@ class FakeProducer:
         """The oldest record reaches its log, or fails, or its report is lost."""
         place, stored, report = self._travelling.popleft()
         fate = 0.0 if self._cluster.is_calm else self._cluster.random.random()
-        if self._cluster.refuses_writes or fate > 0.93:
+        if self._cluster.refuses_writes or fate > 0.9:
             self._reports.append((report, KafkaError._MSG_TIMED_OUT))
             return
         log = self._cluster.log(*place)
         offset = log.append(stored)
-        if fate > 0.9:
+        if fate > 0.86:
             log.append(None)
         self._on_landed(place[0], place[1], offset, stored)
-        self._reports.append((report, KafkaError._MSG_TIMED_OUT if 0.8 < fate < 0.85 else None))
+        self._reports.append((report, KafkaError._MSG_TIMED_OUT if 0.76 < fate < 0.85 else None))

@@ -1,0 +1,170 @@
+"""The world outside: what handlers did to it, and what may not happen out there (invariants 2 and 3).
+
+It belongs to `tests/invariants.py`, and like it knows nothing of where its values come from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from laneway.lanes.admission import Order
+from laneway.lanes.effect import FINISHED, EffectState
+from laneway.lanes.lane import HoldKind
+from laneway.lanes.record import is_lane_of_one
+from tests.invariants import Books, Broken, LedgerState, Published
+
+
+@dataclass(slots=True, eq=False)
+class HandlerRun:
+    """One record in a handler's hands, as the outside world sees it.
+
+    Attributes:
+        owner: process and ownership, so that two of them are told apart.
+        outcome: "" while it runs, else `acked`, `failed`, or `unknown` for a run that died.
+    """
+
+    owner: tuple[int, int]
+    partition: int
+    record: Published
+    attempt: int
+    outcome: str = ""
+
+
+class Outside:
+    """The world that handlers act on: who runs what, and what has happened to it (invariants 2 and 3)."""
+
+    def __init__(self, books: Books, order: Order, first_sequence: int | None) -> None:
+        self._books = books
+        self._order = order
+        self._first_sequence = first_sequence
+        self.runs: list[HandlerRun] = []
+        self._open: list[HandlerRun] = []
+        self._acked: dict[tuple[int, str], set[tuple[int, int]]] = {}
+        self._happened: set[tuple[int, str]] = set()
+        self._last_first: dict[tuple[int, str], int] = {}
+        self.forgotten: set[tuple[int, str]] = set()
+
+    def begins(self, run: HandlerRun, ledger: LedgerState | None) -> None:
+        """A handler is about to get a record.
+
+        Args:
+            ledger: as it is at this moment; None where nobody can say.
+        """
+        self._check_alone(run)
+        owners = self._acked.get((run.partition, run.record.effect_key), set())
+        if run.owner in owners:
+            self._broken(
+                3, f"effect {run.record.effect_key!r} runs again under the ownership that acked it", run
+            )
+        if ledger is not None:
+            self._check_ledger(run, ledger)
+            self._check_turn(run, ledger)
+        self.runs.append(run)
+        self._open.append(run)
+
+    def ends(self, run: HandlerRun, *, acked: bool) -> None:
+        """The handler has answered."""
+        self._open.remove(run)
+        run.outcome = "acked" if acked else "failed"
+        if not acked:
+            return
+        record = run.record
+        key = (run.partition, record.effect_key)
+        self._acked.setdefault(key, set()).add(run.owner)
+        if key in self._happened:
+            return
+        self._happened.add(key)
+        lane = (run.partition, record.lane)
+        if is_lane_of_one(record.lane):
+            return
+        place = record.offset if self._order is Order.ARRIVAL else record.sequence
+        before = self._last_first.get(lane)
+        if before is not None and place <= before and not self._books.is_thinned(*lane):
+            self._broken(2, f"{place} happened after {before}", run)
+        self._last_first[lane] = max(place, before if before is not None else place)
+
+    def dies(self, process: int) -> None:
+        """A process has ended: nobody will ever know how its runs went."""
+        for run in [run for run in self._open if run.owner[0] == process]:
+            run.outcome = "unknown"
+            self._open.remove(run)
+
+    def forgets(self, partition: int, effect_key: str) -> None:
+        """Retention has taken an effect out of the ledger: it may run again."""
+        self.forgotten.add((partition, effect_key))
+        self._acked.pop((partition, effect_key), None)
+
+    def has_happened(self, partition: int, effect_key: str) -> bool:
+        """Whether an effect was ever acked."""
+        return (partition, effect_key) in self._happened
+
+    def check_recorded(self, process: int, partition: int, effect_key: str) -> None:
+        """A success is recorded only by the process whose handler acked it."""
+        if not any(owner[0] == process for owner in self._acked.get((partition, effect_key), ())):
+            what = f"effect {effect_key!r} is recorded as succeeded and was not acked"
+            raise Broken(3, what, partition=partition)
+
+    def _check_alone(self, run: HandlerRun) -> None:
+        for other in self._open:
+            if other.partition != run.partition:
+                continue
+            if other.record.lane == run.record.lane:
+                self._broken(2, f"offset {other.record.offset} of the lane is still running", run)
+            if other.record.effect_key == run.record.effect_key:
+                self._broken(3, f"effect {run.record.effect_key!r} is running already", run)
+
+    def _check_ledger(self, run: HandlerRun, ledger: LedgerState) -> None:
+        effect = ledger.effects.get(run.record.effect_key)
+        state = effect.state if effect is not None else EffectState.QUEUED
+        if run.attempt > 1:
+            if effect is None or state is not EffectState.RETRY_WAIT or effect.attempt != run.attempt - 1:
+                known = "nothing" if effect is None else f"{state.name}, {effect.attempt} attempts"
+                self._broken(3, f"attempt {run.attempt} starts, the ledger says {known}", run)
+        elif state is EffectState.QUARANTINED:
+            if not is_lane_of_one(run.record.lane):
+                self._broken(3, "a quarantined effect runs again", run)
+        elif state is not EffectState.QUEUED:
+            self._broken(3, f"a first attempt starts, the ledger says {state.name}", run)
+
+    def _check_turn(self, run: HandlerRun, ledger: LedgerState) -> None:
+        record = run.record
+        lane = ledger.lanes.get(record.lane)
+        hold = lane.hold if lane is not None else None
+        if hold is not None:
+            mine = (hold.kind is HoldKind.GAP and hold.sequence == record.sequence) or (
+                hold.kind is HoldKind.RETRY
+                and hold.effect_key == record.effect_key
+                and hold.attempt == run.attempt
+            )
+            # An Ack need not be durable before its followers start: they run again together.
+            over = run.owner in self._acked.get((run.partition, hold.effect_key), ())
+            if not (mine or over):
+                self._broken(2, f"a lane held by {hold.kind.name} ({hold.reason}) starts another record", run)
+        first = self._first_sequence
+        if self._order is not Order.CONTIGUOUS or first is None or is_lane_of_one(record.lane):
+            return
+        for number in range(first, record.sequence):
+            if not any(self._is_resolved(other, ledger) for other in self._numbered(run, number)):
+                self._broken(2, f"{record.sequence} starts before {number} is done", run)
+
+    def _numbered(self, run: HandlerRun, number: int) -> list[Published]:
+        return self._books.of_number(run.partition, run.record.lane, number)
+
+    def _is_resolved(self, record: Published, ledger: LedgerState) -> bool:
+        key = (record.partition, record.effect_key)
+        effect = ledger.effects.get(record.effect_key)
+        return (
+            key in self._happened
+            or key in self.forgotten
+            or (effect is not None and effect.state in FINISHED)
+        )
+
+    @staticmethod
+    def _broken(number: int, what: str, run: HandlerRun) -> None:
+        record = run.record
+        raise Broken(
+            number,
+            f"offset {record.offset}, lane {record.lane!r}, sequence {record.sequence}: {what}",
+            partition=run.partition,
+            lane=record.lane,
+        )

@@ -1,0 +1,102 @@
+"""`make simulate SEEDS=n FROM=k`: many histories on all cores; each failing one is explained.
+
+With `--plant all`, or the name of one, rules are switched off instead, and the output says how soon each is
+missed. Exit code 1 when an invariant was broken, or when a planted defect was not found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import time
+from collections.abc import Sequence
+from multiprocessing import get_context
+
+from tests.simulation.defects import DEFECTS, Defect, planted
+from tests.simulation.report import explain, failure_of
+
+BLOCK = 25
+EXPLAINED = 3
+"""So many failing seeds are shrunk and printed in full; of the others only the seed and the words."""
+
+
+def _run_block(block: tuple[int, int]) -> list[tuple[int, str]]:
+    """Some seeds in a row; returns those that broke something."""
+    found = []
+    for seed in range(*block):
+        broken = failure_of(seed)
+        if broken is not None:
+            found.append((seed, str(broken)))
+    return found
+
+
+def run_seeds(first: int, count: int, processes: int) -> int:
+    """Run histories; returns how many of them broke a promise."""
+    end = first + count
+    began_s = time.monotonic()
+    failing: list[tuple[int, str]] = []
+    with get_context("fork").Pool(processes) as pool:
+        blocks = [(at, min(at + BLOCK, end)) for at in range(first, end, BLOCK)]
+        for found in pool.imap_unordered(_run_block, blocks):
+            failing += found
+    failing.sort()
+    for seed, _ in failing[:EXPLAINED]:
+        print(explain(seed), end="\n\n")
+    for seed, words in failing[EXPLAINED:]:
+        print(f"seed {seed}: {words}")
+    took_s = time.monotonic() - began_s
+    print(
+        f"{count} seeds from {first}: {len(failing)} broke a promise; {took_s:.0f} s on {processes} processes"
+    )
+    return len(failing)
+
+
+def _look_for(name: str) -> tuple[str, int, str]:
+    defect = _named(name)
+    with planted(defect):
+        for count, seed in enumerate(range(defect.start, defect.start + defect.within), 1):
+            broken = failure_of(seed)
+            if broken is not None:
+                return name, count, str(broken.number)
+    return name, 0, ""
+
+
+def look_for(names: Sequence[str], processes: int) -> int:
+    """Plant defects one by one; returns how many of them nobody missed."""
+    unnoticed = 0
+    with get_context("fork").Pool(processes) as pool:
+        for name, seeds, number in pool.imap_unordered(_look_for, names):
+            unnoticed += not seeds
+            defect = _named(name)
+            within = (
+                f"invariant {number} after {seeds} seeds"
+                if seeds
+                else f"nothing within {defect.within} seeds"
+            )
+            print(f"{name}: {within} from {defect.start}", flush=True)
+    return unnoticed
+
+
+def _named(name: str) -> Defect:
+    return next(defect for defect in DEFECTS if defect.name == name)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run what is asked for."""
+    names = [defect.name for defect in DEFECTS]
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=10_000)
+    parser.add_argument("--from", dest="first", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--plant", choices=["all", *names], help="a rule to switch off")
+    asked = parser.parse_args(arguments)
+    logging.disable(logging.CRITICAL)
+    if asked.plant is not None:
+        return int(look_for(names if asked.plant == "all" else [asked.plant], asked.processes) > 0)
+    return int(run_seeds(asked.first, asked.seeds, asked.processes) > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

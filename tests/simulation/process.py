@@ -1,0 +1,276 @@
+"""One worker process of the simulation: the real `Worker` over a fake Kafka, disk, clock, and threads.
+
+The worker is driven turn by turn, as its own `run` does. A process may die at any act that leaves it
+(`pulse`), and whatever waits inside it (a drain in a rebalance) lets the rest of the world go on.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, cast
+
+from laneway.consumer.journal import Journal, Place
+from laneway.consumer.partition import Partition
+from laneway.consumer.worker import Worker
+from laneway.errors import LanewayError, LedgerError, RefusedError
+from laneway.lanes.record import Channel, Record
+from laneway.lanes.settlement import Settled, Settlement
+from laneway.store.state_dir import StateDir
+from tests.invariants import Broken
+from tests.simulation.clients import FakeConsumer, FakeProducer
+from tests.simulation.setup import NAMES, SOURCE
+
+if TYPE_CHECKING:
+    from tests.simulation.threads import Threads
+    from tests.simulation.world import World
+
+_IDLE_ACTS = frozenset({"consume", "producer poll", "journal"})
+
+
+class Died(BaseException):
+    """The process ends at this very act."""
+
+
+class Process:
+    """One start of a worker process.
+
+    Attributes:
+        ident: of this start; a restart is another process.
+        fuse: acts until it dies; None while nobody has lit it.
+        takes_power: whether the whole machine goes with it.
+        frozen: world steps for which it does not run.
+        is_busy: it is on the stack, waiting for others.
+    """
+
+    def __init__(self, world: World, ident: int, slot: int) -> None:
+        self.world = world
+        self.ident = ident
+        self.slot = slot
+        self.is_dead = False
+        self.is_busy = False
+        self.fuse: int | None = None
+        self.takes_power = False
+        self.frozen = 0
+        self.jobs: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self.threads: Threads | None = None
+        self._waits = 0
+        self._idle_acts = 0
+        self.journal = SimJournal(self)
+        self.consumer: FakeConsumer
+        self.producer: FakeProducer
+        world.starting = self
+        self.worker = Worker(
+            world.settings,
+            world.pipeline,
+            names={SOURCE: NAMES},
+            partitions={SOURCE: world.plan.config.partitions},
+            state_dir=cast("StateDir", _StateDir(self)),
+            journal=cast("Journal", self.journal),
+            drain_timeout_s=1.0,
+            crash_point=self.pulse,
+        )
+
+    def __repr__(self) -> str:
+        return f"process {self.ident}"
+
+    # -- what the scheduler does
+
+    def start(self) -> None:
+        """Join the group."""
+        self._doing(self.worker._ownership.subscribe)
+
+    def turn(self) -> None:
+        """One turn of the owner thread, or the end of it."""
+        self._doing(self._turn)
+
+    def stop(self) -> None:
+        """SIGTERM: finish what runs, settle, leave."""
+        self._doing(lambda: self._end(None))
+
+    def partitions(self) -> list[Partition]:
+        """What it owns."""
+        return self.worker._ownership.owned()
+
+    def do_job(self) -> None:
+        """One of the background threads does one call."""
+        future, call = self.jobs.popleft()
+        try:
+            future.set_result(call())
+        except Died:
+            return
+        except Exception as error:  # noqa: BLE001 - it belongs to whoever asks the future
+            future.set_exception(error)
+
+    # -- what leaves it
+
+    def pulse(self, act: str) -> None:
+        """An act that leaves the process: it may be its last."""
+        if self.is_dead:
+            raise Died
+        if self.fuse is not None:
+            if act in _IDLE_ACTS:
+                # They are most of all acts, and a death there is the dullest.
+                self._idle_acts += 1
+                if self._idle_acts % 6:
+                    return
+            self.fuse -= 1
+            if self.fuse < 0:
+                self.world.tell(self, f"dies at {act!r}")
+                self.world.die(self)
+                raise Died
+
+    def note(self, text: str, partition: int) -> None:
+        """A line of the event log."""
+        self.world.tell(self, text, partition)
+
+    def serving(self, callback: Callable[[], None]) -> None:
+        """A rebalance callback, which may wait."""
+        self._waits += 1
+        try:
+            callback()
+        finally:
+            self._waits -= 1
+
+    def wait(self) -> None:
+        """The owner thread waits: inside a drain nobody else schedules the others."""
+        if self.is_dead:
+            raise Died
+        if self._waits:
+            self.world.meanwhile()
+            if self.is_dead:
+                raise Died
+
+    # -- behind it
+
+    def _doing(self, act: Callable[[], None]) -> None:
+        if self.is_dead:
+            return
+        self.is_busy = True
+        try:
+            act()
+        except Died:
+            pass
+        finally:
+            self.is_busy = False
+
+    def _turn(self) -> None:
+        worker = self.worker
+        try:
+            worker._turn()
+            failure = worker._ownership.failure()
+        except LanewayError as error:
+            failure = error
+        if failure is not None:
+            self._expected(failure)
+            self.world.tell(self, f"ends: {failure.what}")
+            self._end(failure)
+
+    def _end(self, failure: LanewayError | None) -> None:
+        self._waits += 1
+        try:
+            self.worker._end(failure)
+        except LanewayError as error:
+            self._expected(error)
+        finally:
+            self._waits -= 1
+        self.world.tell(self, "has left")
+        self.world.over(self)
+
+    @staticmethod
+    def _expected(failure: LanewayError) -> None:
+        injected = isinstance(failure, LedgerError) and failure.what.startswith("the disk refused")
+        truncated = isinstance(failure, RefusedError) and "log" in failure.what
+        if not (injected or truncated):
+            raise Broken(9, f"a worker stopped by itself: {type(failure).__name__}: {failure.what}")
+
+
+class SimJournal:
+    """A journal that checks what it is told: saved before acknowledged, acknowledged after the commit."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._saved: dict[int, Settlement] = {}
+
+    def received(self, place: Place, records: Iterable[Record]) -> None:
+        """Not checked."""
+        self._tell("received", place, records)
+
+    def running(self, place: Place, records: Iterable[Record]) -> None:
+        """Not checked."""
+        self._tell("running", place, records)
+
+    def released(self, place: Place, records: Iterable[Record]) -> None:
+        """Not checked."""
+        self._tell("released", place, records)
+
+    def refused(self, place: Place, records: Iterable[Record], reason: str) -> None:
+        """Not checked."""
+        self._tell(f"refused ({reason})", place, records)
+
+    def settled(self, place: Place, settlements: Iterable[Settlement]) -> None:
+        """Outcomes are durable."""
+        for done in settlements:
+            self._saved[id(done)] = done
+            if self._process.world.trace is not None:
+                words = [
+                    done.how.name.lower(),
+                    done.reason,
+                    *(f"{event}:{what}" for event, what in done.events),
+                ]
+                self._tell(" ".join(word for word in words if word), place, (done.record,))
+
+    def acked(self, place: Partition, settlements: Iterable[Settlement]) -> None:
+        """Offsets are committed."""
+        world = self._process.world
+        for done in settlements:
+            record = done.record
+            if self._saved.pop(id(done), None) is not done:
+                raise Broken(4, f"{record} is acknowledged before it is saved", partition=place.partition)
+            if not record.parked:
+                committed = world.group.committed.get((place.topic_of(record.channel), place.partition), 0)
+                # What is settled above the frontier is told when the group has all that it can have.
+                if record.offset >= committed < place.committable(record.channel):
+                    what = f"{record} is acknowledged and the group has offset {committed}"
+                    raise Broken(4, what, partition=place.partition, lane=record.lane)
+            for forward in done.forwards:
+                if forward.forward_id not in world.watch.forwarded.ids:
+                    what = f"{record} is acknowledged before its {forward.kind.name} is published"
+                    raise Broken(6, what, partition=place.partition, lane=record.lane)
+            if world.trace is not None and done.how is not Settled.PARKED:
+                self._tell("acked", place, (record,))
+
+    def flush(self) -> None:
+        """The lines reach the system."""
+        self._process.pulse("journal")
+
+    def close(self) -> None:
+        """The last flush."""
+
+    def _tell(self, event: str, place: Place, records: Iterable[Record]) -> None:
+        world = self._process.world
+        if world.trace is not None:
+            for record in records:
+                channel = "" if record.channel is Channel.SOURCE else f" ({record.channel.name.lower()})"
+                text = (
+                    f"{event}: offset {record.offset}{channel} sequence {record.sequence} #{record.attempt}"
+                )
+                world.tell(self._process, text, place.partition, record.lane)
+
+
+class _StateDir:
+    """The state directory as one process sees it."""
+
+    path = "sim"
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    def exists(self, topic: str, partition: int) -> bool:
+        """Whether a store was ever made."""
+        return self._process.world.disk.exists(partition)
+
+    def open_store(self, topic: str, partition: int) -> object:
+        """Open and lock it."""
+        return self._process.world.disk.open(partition, self._process)

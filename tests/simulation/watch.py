@@ -1,0 +1,317 @@
+"""What is seen of a history, and checked: as it happens, and at its end.
+
+The handlers' outside stands here too: how each delivery goes is decided by its effect's fate.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import laneway
+from laneway.consumer.partition import Partition, State
+from laneway.lanes.case import Case
+from laneway.lanes.effect import EffectState
+from laneway.lanes.forward import Forward, ForwardKind
+from laneway.lanes.record import Channel, Record, is_lane_of_one
+from laneway.lanes.run import Run
+from laneway.lanes.verdict import Ack, Outcome
+from laneway.lanes.view import Entry, PutCase, PutEffect
+from laneway.pipeline import Delivery
+from tests.invariants import (
+    Books,
+    Broken,
+    Forwarded,
+    LedgerState,
+    Published,
+    check_counts,
+    check_explained,
+    check_forwarded,
+    check_gap,
+    check_holds,
+    check_retries,
+    headers_of,
+)
+from tests.outside import HandlerRun, Outside
+from tests.simulation.broker import Place, Stored
+from tests.simulation.disk import Handle
+from tests.simulation.plan import Fate
+from tests.simulation.process import Process
+from tests.simulation.setup import NAMES, SOURCE
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+_KINDS = {"retry": ForwardKind.RETRY, "dlq": ForwardKind.DLQ, "review": ForwardKind.REVIEW}
+_NEWS_PARTITION = re.compile(rb'"partition":(\d+)')
+_TOO_LARGE = b'"sequence":3,'
+
+
+class Watch:
+    """Sees everything that leaves a process, and knows what was published.
+
+    Attributes:
+        fates: by partition and effect key, how the handler takes it.
+        clock_jumped: somebody set the clock, so nobody can say what is early.
+    """
+
+    def __init__(self, world: World) -> None:
+        config = world.plan.config
+        self._world = world
+        self.books = Books()
+        self.outside = Outside(self.books, config.order, config.first_sequence)
+        self.forwarded = Forwarded()
+        self.fates: dict[tuple[int, str], Fate] = {}
+        self.clock_jumped = False
+        self.power_losses = 0
+        self._handled: Counter[tuple[int, str]] = Counter()
+        self._in_hand: HandlerRun | None = None
+        self._attempt = 1
+        self._retries: dict[int, list[tuple[int, int, int]]] = {}
+        self._corrected: set[tuple[int, str, bytes]] = set()
+        self._begun: dict[tuple[int, int, int], tuple[tuple[int, int], int]] = {}
+
+    # -- the handlers' side
+
+    def begins(
+        self, process: Process, partition: Partition, run: Run, record: Record
+    ) -> tuple[HandlerRun, int]:
+        """A handler gets a record; returns the act, and how long it will take."""
+        number = partition.partition
+        published = self.books.by_place.get((number, record.origin_offset))
+        if published is None or record.value != published.value:
+            raise Broken(1, f"{record} is not what was published there", partition=number, lane=record.lane)
+        ledger = self._world.disk.seen(number)
+        act = HandlerRun((process.ident, run.epoch), number, published, record.attempt)
+        if self._world.trace is not None:
+            place = f"offset {published.offset} sequence {published.sequence} #{record.attempt}"
+            text = f"handler begins: {place}"
+            self._world.tell(process, text, number, published.lane)
+        self.outside.begins(act, ledger)
+        if record.attempt > 1 and not self.clock_jumped:
+            due_ms = ledger.effects[published.effect_key].due_ms
+            if self._world.clock.now_ms < due_ms:
+                raise Broken(
+                    11, f"{record} runs {due_ms - self._world.clock.now_ms} ms early", partition=number
+                )
+        self._check_redelivered(act, record)
+        key = (number, published.effect_key)
+        self._handled[key] += 1
+        self._in_hand, self._attempt = act, record.attempt
+        # A handler that outlives its timeout is a fault too: in the end they are all quick.
+        return act, 0 if self._world.cluster.is_calm else self.fates[key].duration_ms
+
+    def _check_redelivered(self, act: HandlerRun, record: Record) -> None:
+        delivery = (act.partition, record.origin_offset, record.attempt)
+        before = self._begun.setdefault(delivery, (act.owner, self.power_losses))
+        # The note is not synced: the machine may forget it.
+        if before[0] != act.owner and before[1] == self.power_losses and not record.redelivered:
+            raise Broken(12, f"{record} comes again unmarked", partition=act.partition, lane=record.lane)
+        self._begun[delivery] = (act.owner, self.power_losses)
+
+    def ends(self, act: HandlerRun, outcome: Outcome) -> None:
+        """The handler has answered."""
+        self.outside.ends(act, acked=isinstance(outcome.verdict, Ack))
+        if self._world.trace is not None:
+            text = f"handler ends: offset {act.record.offset} {type(outcome.verdict).__name__}"
+            self._world.tell(None, text, act.partition, act.record.lane)
+
+    def answer(self, delivery: Delivery[object]) -> str | None:
+        """What the handler does with a delivery."""
+        act = self._in_hand
+        assert act is not None
+        key = (act.partition, act.record.effect_key)
+        fate = self.fates[key]
+        count = self._attempt if fate.by_attempt else self._handled[key]
+        if fate.kind == "fine" or count > fate.times:
+            return delivery.effect_key
+        payload = str(delivery.payload)
+        match fate.kind:
+            case "temporary":
+                raise laneway.TemporaryFailure("later")
+            case "listed":
+                raise TimeoutError(payload)
+            case "permanent":
+                raise laneway.PermanentFailure("never")
+            case "review":
+                raise laneway.NeedsReview("Is it well?")
+            case "unavailable":
+                raise laneway.Unavailable(200)
+            case _:
+                raise RuntimeError(payload)
+
+    # -- what leaves a process
+
+    def refuses(self, topic: str, value: bytes | None) -> bool:
+        """Dead letters of some records are too large for their topic."""
+        return topic == NAMES.dlq and value is not None and _TOO_LARGE in value
+
+    def on_sent(self, topic: str, stored: Stored) -> None:
+        """A forward leaves a process."""
+        partition, forward = _forward(topic, stored)
+        outbox = [held.forward_id for held in self._world.disk.durable(partition).outbox.values()]
+        self.forwarded.sent(partition, forward, outbox)
+
+    def on_landed(self, topic: str, _: int, offset: int, stored: Stored) -> None:
+        """A forward stands in its topic."""
+        partition, forward = _forward(topic, stored)
+        self.forwarded.landed(partition, forward)
+        if topic == NAMES.retry:
+            own = headers_of(forward)
+            place = (offset, int(own["origin-offset"]), int(own["attempt"]))
+            self._retries.setdefault(partition, []).append(place)
+
+    def on_commit(self, member: int, place: Place, before: int | None, offset: int) -> None:
+        """The group is about to believe a commit."""
+        topic, partition = place
+        self._world.tell(None, f"commit of process {member}: {topic} {offset}", partition)
+        if before is not None and offset < before:
+            raise Broken(4, f"the commit of {topic} goes back from {before} to {offset}", partition=partition)
+        if offset > self._world.cluster.log(topic, partition).end:
+            raise Broken(4, f"the commit of {topic} passes the log's end: {offset}", partition=partition)
+        for process in self._world.processes:
+            if process.ident != member and not process.is_dead and self._is_live(process, partition):
+                what = f"process {member} commits, and process {process.ident} is live"
+                raise Broken(7, what, partition=partition)
+        if topic == SOURCE:
+            self._check_passed(partition, before or 0, offset)
+        else:
+            self._check_retries(partition, offset)
+
+    @staticmethod
+    def _is_live(process: Process, partition: int) -> bool:
+        return any(p.partition == partition and p.state is State.LIVE for p in process.partitions())
+
+    def _check_passed(self, partition: int, first: int, end: int) -> None:
+        durable = self._world.disk.durable(partition)
+        for offset in range(first, end):
+            record = self.books.by_place.get((partition, offset))
+            if record is not None:
+                self._check_explained(record, durable)
+
+    def _check_explained(self, record: Published, ledger: LedgerState) -> None:
+        # Where nothing is ordered, a correction may have taken the place of the effect that explained it.
+        was_refused = (record.partition, record.effect_key, record.payload_hash) in self._corrected
+        if not (was_refused and is_lane_of_one(record.lane)):
+            check_explained(record, ledger, self.forwarded, self.outside.forgotten)
+
+    def _check_retries(self, partition: int, committed: int) -> None:
+        durable = self._world.disk.durable(partition)
+        owed = set()
+        for forward in durable.outbox.values():
+            if forward.kind is ForwardKind.RETRY:
+                own = headers_of(forward)
+                owed.add((int(own["origin-offset"]), int(own["attempt"])))
+        waiting = {(o, a) for offset, o, a in self._retries.get(partition, ()) if offset >= committed}
+        check_retries(partition, durable, owed, waiting)
+
+    def on_write(self, handle: Handle, entries: Sequence[Entry], outbox: Sequence[Forward]) -> None:
+        """A cycle is about to be written."""
+        process = handle.host
+        assert isinstance(process, Process)
+        for entry in entries:
+            if isinstance(entry, PutCase):
+                if entry.case is not None and entry.case.reason == "sequence-gap":
+                    check_gap(self.books, handle.partition, entry.case)
+            elif isinstance(entry, PutEffect) and entry.effect.state is EffectState.SUCCEEDED:
+                self.outside.check_recorded(process.ident, handle.partition, entry.effect_key)
+            elif isinstance(entry, PutEffect) and entry.effect.state is EffectState.QUARANTINED:
+                self._corrected.add((handle.partition, entry.effect_key, entry.effect.payload_hash))
+        for forward in outbox:
+            self.forwarded.settled(handle.partition, forward)
+
+    # -- rest, and the end
+
+    def unrest(self) -> str:
+        """What is still to be done; "" when nothing is."""
+        live = self._world.live()
+        if len(live) < self._world.plan.config.partitions or self._world.group.is_waiting:
+            return "partitions without a live owner"
+        for process in self._world.processes:
+            if process.is_dead:
+                continue
+            assert process.threads is not None
+            if process.threads.in_hand or not process.worker._settler.idle or process.jobs:
+                return f"{process} has {process.threads.in_hand} runs in hand"
+            for partition in process.partitions():
+                found = self._unrest_of(process, partition)
+                if found:
+                    return f"{partition} {found}"
+        return ""
+
+    def _unrest_of(self, process: Process, partition: Partition) -> str:
+        board = partition.board
+        if board is None:
+            return "is being opened"
+        if partition.is_behind() or board.pending:
+            return "owes settlements or forwards"
+        if board.in_memory or board.retries_waiting:
+            return f"has {board.in_memory} records in memory, {board.retries_waiting} retries wait"
+        for channel in (Channel.SOURCE, Channel.RETRY):
+            place = (partition.topic_of(channel), partition.partition)
+            end = self._world.cluster.log(*place).end
+            if process.consumer.position(place) != end and channel not in partition.paused:
+                return f"is not read to the end of {channel.name}"
+        return ""
+
+    def check_end(self) -> None:
+        """Every record is accounted for, and nothing is left over."""
+        config = self._world.plan.config
+        faults = [record for record in self.books.by_place.values() if record.fault]
+        for partition in self._world.live():
+            number, board, ledger = partition.partition, partition.board, partition.ledger
+            assert board is not None
+            assert ledger is not None
+            seen = self._world.disk.seen(number)
+            stopped = self._check_pauses(partition, seen.cases)
+            for channel in (Channel.SOURCE, Channel.RETRY):
+                place = (partition.topic_of(channel), number)
+                lag = self._world.cluster.log(*place).end - self._world.group.committed.get(place, 0)
+                if lag and not (channel is Channel.SOURCE and stopped):
+                    raise Broken(8, f"{lag} of lag are left in {place[0]}", partition=number)
+            if len(board._lanes) or len(board._in_hand):
+                raise Broken(8, "an idle lane stays in memory", partition=number)
+            committed = self._world.group.committed.get((SOURCE, number), 0)
+            for (place_partition, offset), record in self.books.by_place.items():
+                if place_partition == number and offset < committed:
+                    self._check_explained(record, seen)
+            meta = seen.meta
+            counted = (meta.open_cases, meta.parked, meta.parked_bytes) if meta is not None else (0, 0, 0)
+            check_counts(number, seen, counted)
+            check_holds(number, seen)
+            read = [record for record in faults if record.offset < committed]
+            check_forwarded(number, seen, self.forwarded, read)
+        assert config.partitions == len(self._world.live())
+
+    def _check_pauses(self, partition: Partition, cases: dict[str, Case]) -> bool:
+        """Whether the source stands still for a reason that is true; nothing else may."""
+        config, number = self._world.plan.config, partition.partition
+        seen = self._world.disk.seen(number)
+        lanes = seen.lanes.values()
+        reason = (
+            len(cases) >= config.max_open_cases
+            or sum(lane.parked_bytes for lane in lanes) >= config.max_parked_bytes
+            or any(lane.parked >= config.max_parked_per_lane for lane in lanes)
+        )
+        for channel in partition.paused:
+            if channel is not Channel.SOURCE or not reason:
+                raise Broken(8, f"{channel.name} is paused: {partition.paused[channel]}", partition=number)
+        return reason
+
+
+def _forward(topic: str, stored: Stored) -> tuple[int, Forward]:
+    """A record of a companion topic as the forward that it was, and the source partition it belongs to."""
+    ident = number = b""
+    for name, value in stored.headers:
+        if name == "laneway-forward-id":
+            ident = value or b""
+        elif name == "laneway-origin-partition":
+            number = value or b""
+    if not number:
+        found = _NEWS_PARTITION.search(stored.value or b"")
+        number = found[1] if found is not None else b"-1"
+    return int(number), Forward(
+        _KINDS[topic], ident.decode(), stored.key, stored.value, stored.headers, Channel.SOURCE, -1
+    )

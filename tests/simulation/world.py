@@ -1,0 +1,435 @@
+"""The world of one history: clock, scheduler, processes and faults. What is seen of it is `watch`'s business.
+
+One thread. Every step draws from a random number generator that is seeded anew with the step's number, so
+that leaving out a fault or a record disturbs as little as possible of what follows.
+
+    safety phase    steps: publish, strike, act (a turn, a thread, a background call, the network, the clock)
+    calm phase      no faults any more: everything must come to rest, and then everything is accounted for
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+from laneway.consumer.partition import Partition, State
+from laneway.pipeline import Delivery, Pipeline
+from tests.invariants import Broken
+from tests.simulation.broker import Group, Stored
+from tests.simulation.clients import Cluster
+from tests.simulation.disk import Disk
+from tests.simulation.plan import Fault, Plan
+from tests.simulation.process import Died, Process
+from tests.simulation.seams import seams
+from tests.simulation.setup import NAMES, SOURCE, settings_of
+from tests.simulation.watch import Watch
+
+START_MS = 1_000_000
+CALM_ROUNDS = 1500
+MAX_DEPTH = 3
+
+
+class Clock:
+    """Steady milliseconds, and the wall clock that an operator may set."""
+
+    def __init__(self) -> None:
+        self.steady_ms = START_MS
+        self.skew_ms = 0
+
+    @property
+    def now_ms(self) -> int:
+        """The wall clock."""
+        return self.steady_ms + self.skew_ms
+
+    def advance(self, ms: int) -> None:
+        """Time passes."""
+        self.steady_ms += ms
+
+
+class World:
+    """One history.
+
+    Args:
+        trace: keep an event log, for people.
+    """
+
+    def __init__(self, plan: Plan, *, trace: bool = False) -> None:
+        self.plan = plan
+        self.trace: list[tuple[int, str, int, str, str]] | None = [] if trace else None
+        self.names = NAMES
+        self.clock = Clock()
+        self.random = Random(plan.seed)
+        config = plan.config
+        self.settings = settings_of(config)
+        self.watch = Watch(self)
+        self.group = Group(config.protocol, config.partitions, self.watch.on_commit)
+        self.cluster = Cluster(self.group, self.random)
+        self.disk = Disk(self.watch.on_write, self.watch.outside.forgets)
+        self.pipeline: Pipeline[object] = _PIPELINE
+        self.processes: list[Process] = []
+        self.starting: Process | None = None
+        self.step = 0
+        self._ids = 0
+        self._depth = 0
+        self._gone: list[tuple[int, int]] = []
+        self._returns: list[tuple[int, int]] = []
+        self._writes_until = -1
+        self._moved = False
+
+    # -- the two phases
+
+    def run(self) -> None:
+        """Let it all happen.
+
+        Raises:
+            Broken: an invariant does not hold.
+        """
+        global _CURRENT  # noqa: PLW0603 - the seams of the worker's module have to find their world
+        _CURRENT = self
+        plan = self.plan
+        letters, faults = list(plan.letters), sorted(plan.faults, key=lambda fault: fault.step)
+        for slot in range(plan.config.processes):
+            self._launch(slot)
+        for step in range(plan.steps):
+            self.step = step
+            self.random.seed(plan.seed * 1_000_003 + step)
+            self._publish(letters, step)
+            while faults and faults[0].step <= step:
+                self._strike(faults.pop(0))
+            self._housekeeping(step)
+            self._act()
+        self._publish(letters, plan.steps)
+        self._heal()
+        self._rest()
+        self.watch.check_end()
+
+    def _publish(self, letters: list[Any], step: int) -> None:
+        while letters and letters[0].step <= step:
+            letter = letters.pop(0)
+            partition = letter.record.partition
+            log = self.cluster.log(SOURCE, partition)
+            if self.random.random() < 0.06:
+                log.append(None)  # a marker, or a record that compaction took before anybody came
+            offset = log.append(Stored(letter.record.key, letter.record.value, (), letter.timestamp_ms))
+            record = replace(letter.record, offset=offset)
+            self.watch.books.add(record)
+            self.watch.fates.setdefault((partition, record.effect_key), letter.fate)
+            if self.trace is not None:
+                what = "garbage" if record.fault else f"sequence {record.sequence} effect {record.effect_key}"
+                text = f"published: offset {offset} {what} {letter.fate.kind} x{letter.fate.times}"
+                self.tell(None, text, partition, record.lane)
+
+    def _housekeeping(self, step: int) -> None:
+        self._moved = False
+        if step >= self._writes_until:
+            self.cluster.refuses_writes = False
+        for process in self.processes:
+            process.frozen = max(0, process.frozen - 1)
+        for ident, at in self._gone:
+            if at <= step:
+                self.group.leave(ident)
+        self._gone = [(ident, at) for ident, at in self._gone if at > step]
+        back = [slot for slot, at in self._returns if at <= step]
+        self._returns = [(slot, at) for slot, at in self._returns if at > step]
+        for slot in back:
+            self._launch(slot)
+        if self.group.is_waiting and self.random.random() < 0.03:
+            self.group.expel_the_late()
+
+    def _act(self) -> None:
+        """Anything that may happen next."""
+        random = self.random
+        awake = [p for p in self.processes if not p.is_dead and not p.frozen]
+        self.clock.advance(random.choice((0, 1, 5, 20)))
+        free = [p for p in awake if not p.is_busy]
+        dice = random.random()
+        if free and dice < 0.45:
+            random.choice(free).turn()
+        elif awake and dice < 0.72:
+            process = random.choice(awake)
+            movable = process.threads.can_move() if process.threads is not None else []
+            for slot in movable[: random.choice((1, 3))]:
+                self._move_thread(process, slot)
+        elif awake and dice < 0.84:
+            process = random.choice(awake)
+            if process.jobs:
+                process.do_job()
+        elif dice < 0.96:
+            self._net(random.choice(self.processes) if self.processes else None)
+        else:
+            self.clock.advance(random.choice((50, 300, 1000)))
+
+    def _move_thread(self, process: Process, slot: Any) -> None:
+        assert process.threads is not None
+        for _ in range(self.random.choice((1, 2, 4, 9))):
+            if process.is_dead or slot not in process.threads.can_move():
+                return
+            process.threads.move(slot)
+            self._moved = True
+
+    def _net(self, process: Process | None) -> None:
+        """Something that travels arrives."""
+        if process is None:
+            return
+        for _ in range(self.random.choice((1, 2, 5))):
+            if process.consumer.on_the_way and self.random.random() < 0.5:
+                process.consumer.land_one()
+            elif process.producer.on_the_way:
+                process.producer.land_one()
+            self._moved = True
+
+    def meanwhile(self) -> None:
+        """Somebody waits: the others go on."""
+        self.clock.advance(self.random.choice((5, 20, 60)))
+        if self.cluster.is_calm:
+            self._round(nested=True)
+            return
+        if self._depth >= MAX_DEPTH:
+            return
+        self._depth += 1
+        try:
+            for _ in range(self.random.choice((1, 2, 4))):
+                self._act()
+        finally:
+            self._depth -= 1
+
+    def _heal(self) -> None:
+        """From here on nothing goes wrong any more."""
+        self.tell(None, "calm from here on")
+        self.cluster.is_calm = True
+        self.cluster.refuses_writes = False
+        self.disk.failing.clear()
+        for ident, _ in self._gone:
+            self.group.leave(ident)
+        self._gone = []
+        for process in self.processes:
+            process.fuse = None
+            process.frozen = 0
+            process.consumer.blind = 0
+        for slot, _ in self._returns:
+            self._launch(slot)
+        self._returns = []
+
+    def _rest(self) -> None:
+        quiet = 0
+        for _ in range(CALM_ROUNDS):
+            self.step += 1
+            self._moved = False
+            self._round(nested=False)
+            quiet = quiet + 1 if not self.watch.unrest() else 0
+            if quiet == 2:
+                return
+            self.clock.advance(25 if self._moved else self._pause_ms())
+        raise Broken(8, f"it never comes to rest: {self.watch.unrest()}")
+
+    def _round(self, *, nested: bool) -> None:
+        """Everybody does all there is to do."""
+        for process in list(self.processes):
+            if not process.is_busy and not process.is_dead:
+                process.turn()
+            self._finish(process)
+        for ident, _ in self._gone:
+            self.group.leave(ident)
+        self._gone = []
+        if not nested:
+            for slot, _ in self._returns:
+                self._launch(slot)
+            self._returns = []
+
+    def _finish(self, process: Process) -> None:
+        threads = process.threads
+        if not process.is_dead and threads is not None:
+            while movable := threads.can_move():
+                for slot in movable:
+                    if slot in threads.can_move():
+                        threads.move(slot)
+                self._moved = True
+            while process.jobs:
+                process.do_job()
+                self._moved = True
+        while process.consumer.on_the_way:
+            process.consumer.land_one()
+            self._moved = True
+        while process.producer.on_the_way:
+            process.producer.land_one()
+            self._moved = True
+
+    def _pause_ms(self) -> int:
+        """How long nothing will happen by itself."""
+        now_ms = self.clock.now_ms
+        pauses = [1000]
+        for partition in self.live():
+            assert partition.board is not None
+            due_ms = partition.board.next_due_ms
+            if due_ms is not None:
+                pauses.append(max(1, due_ms - now_ms))
+        for process in self.processes:
+            until_ms = (
+                process.threads.next_ms() if process.threads is not None and not process.is_dead else None
+            )
+            if until_ms is not None:
+                pauses.append(max(1, until_ms - self.clock.steady_ms))
+        return min(pauses)
+
+    # -- processes
+
+    def _launch(self, slot: int) -> None:
+        self._ids += 1
+        process = Process(self, self._ids, slot)
+        self.processes = [p for p in self.processes if not p.is_dead or p.consumer.on_the_way] + [process]
+        self.tell(process, "starts")
+        process.start()
+
+    def die(self, process: Process) -> None:
+        """A process is killed, and perhaps its machine loses power."""
+        if process.takes_power:
+            self.tell(process, "the machine loses power")
+            victims = [p for p in self.processes if not p.is_dead]
+            for victim in victims:
+                self._end(victim)
+            self.watch.power_losses += 1
+            self.disk.lose_power()
+        else:
+            self._end(process)
+
+    def _end(self, process: Process) -> None:
+        if process.is_dead:
+            return
+        self.over(process)
+        # Its session goes on for a while, and what it has sent may still arrive.
+        self._gone.append((process.ident, self.step + self.random.randint(0, 25)))
+        if self.random.random() < 0.5:
+            process.consumer._travelling.clear()
+            process.producer._travelling.clear()
+
+    def over(self, process: Process) -> None:
+        """A process is over, for whatever reason; it comes back later."""
+        if process.is_dead:
+            return
+        process.is_dead = True
+        self.disk.lose_process(process)
+        self.watch.outside.dies(process.ident)
+        self._returns.append((process.slot, self.step + self.random.randint(1, 30)))
+
+    def _alive(self, target: int) -> Process | None:
+        alive = [p for p in self.processes if not p.is_dead]
+        return alive[target % len(alive)] if alive else None
+
+    def live(self) -> list[Partition]:
+        """The partitions that read and run, whoever has them."""
+        return [
+            partition
+            for process in self.processes
+            if not process.is_dead
+            for partition in process.partitions()
+            if partition.state is State.LIVE
+        ]
+
+    # -- faults
+
+    def _strike(self, fault: Fault) -> None:
+        self.tell(None, f"fault: {fault.kind} {fault.target} {fault.amount}")
+        strike: Callable[[Fault], None] = getattr(self, f"_strike_{fault.kind}")
+        strike(fault)
+
+    def _strike_kill(self, fault: Fault) -> None:
+        process = self._alive(fault.target)
+        if process is not None and process.fuse is None:
+            process.fuse = fault.amount
+
+    def _strike_power(self, fault: Fault) -> None:
+        process = self._alive(fault.target)
+        if process is not None and process.fuse is None:
+            process.fuse = fault.amount
+            process.takes_power = True
+
+    def _strike_freeze(self, fault: Fault) -> None:
+        process = self._alive(fault.target)
+        if process is not None:
+            process.frozen = fault.amount
+            if fault.amount > 15:
+                self.group.leave(process.ident)
+
+    def _strike_blind(self, fault: Fault) -> None:
+        process = self._alive(fault.target)
+        if process is not None:
+            process.consumer.blind = fault.amount % 8
+            self.group.leave(process.ident)
+
+    def _strike_stop(self, fault: Fault) -> None:
+        process = self._alive(fault.target)
+        if process is not None and not process.is_busy:
+            process.stop()
+
+    def _strike_rebalance(self, _: Fault) -> None:
+        self.group._changed()
+
+    def _strike_write_fails(self, fault: Fault) -> None:
+        self.disk.failing[fault.target % self.plan.config.partitions] = True
+
+    def _strike_write_is_lost(self, fault: Fault) -> None:
+        self.disk.failing[fault.target % self.plan.config.partitions] = False
+
+    def _strike_refuse_writes(self, fault: Fault) -> None:
+        self.cluster.refuses_writes = True
+        self._writes_until = self.step + fault.amount
+
+    def _strike_clock(self, fault: Fault) -> None:
+        self.watch.clock_jumped = True
+        self.clock.skew_ms += (fault.amount - 20) * 100
+
+    def _strike_compact(self, fault: Fault) -> None:
+        partition = fault.target % self.plan.config.partitions
+        log = self.cluster.log(SOURCE, partition)
+        committed = self.group.committed.get((SOURCE, partition), 0)
+        for offset in log.compact(min(log.end, fault.amount)):
+            if offset >= committed:
+                self.watch.books.take_away(partition, offset)
+
+    def _strike_retain(self, fault: Fault) -> None:
+        partition = fault.target % self.plan.config.partitions
+        for topic in (SOURCE, NAMES.retry):
+            committed = self.group.committed.get((topic, partition), 0)
+            self.cluster.log(topic, partition).retain_from(min(committed, fault.amount))
+
+    def tell(self, process: Process | None, text: str, partition: int = -1, lane: str = "") -> None:
+        """A line of the event log."""
+        if self.trace is not None:
+            self.trace.append(
+                (self.step, repr(process) if process is not None else "", partition, lane, text)
+            )
+
+
+_CURRENT: World | None = None
+
+
+def _current() -> World:
+    assert _CURRENT is not None
+    return _CURRENT
+
+
+_PIPELINE: Pipeline[Any] = Pipeline(payload=dict[str, int | str])
+
+
+@_PIPELINE.handler
+def _handle(delivery: Delivery[Any]) -> str | None:
+    return _current().watch.answer(delivery)
+
+
+def happen(plan: Plan, *, trace: bool = False) -> tuple[World, Broken | None]:
+    """Let a history happen; returns its world, and the promise that it broke."""
+    world = World(plan, trace=trace)
+    with seams(_current):
+        try:
+            world.run()
+        except Broken as broken:
+            return world, broken
+        except Died:
+            raise AssertionError("a dead process acts on") from None
+        except Exception as error:  # noqa: BLE001 - whatever it is, the code under test contradicts itself
+            found = Broken(9, f"{type(error).__name__}: {error}")
+            found.__cause__ = error
+            return world, found
+    return world, None

@@ -382,9 +382,12 @@ class Ownership:
 
     def _refuse_stale(self, partition: Partition, meta: Meta) -> None:
         """Refuse a ledger that a worker has gone beyond with another one; an operator may go on."""
+        self._refuse_lost_retries(partition, meta)
         knows, start = _frontier(meta, Channel.SOURCE), partition.starts[Channel.SOURCE]
+        if start <= knows:
+            return
         committed = partition.committed[Channel.SOURCE]
-        if committed is None and start > knows:
+        if committed is None:
             raise RefusedError(
                 f"the ledger has settled up to offset {knows}, the group has no offset any more, and the log "
                 f"begins at {start}: {start - knows} positions are gone unread",
@@ -402,6 +405,20 @@ class Ownership:
             where=f"{partition}, {self._state_dir.path}",
             mend="run on the machine (or volume) that has the current ledger; or, if effects may be repeated "
             "and lanes may begin where this ledger ends, start with --accept-empty-ledger",
+        )
+
+    def _refuse_lost_retries(self, partition: Partition, meta: Meta) -> None:
+        """Refuse when retries were deleted unread: lanes would wait for them for ever, and nobody knew."""
+        knows, start = _frontier(meta, Channel.RETRY), partition.starts[Channel.RETRY]
+        committed = partition.committed[Channel.RETRY]
+        if start <= max(knows, committed or 0) or self._accept_empty_ledger:
+            return
+        raise RefusedError(
+            f"{start - knows} retries are gone unread: the ledger has settled up to offset {knows}, "
+            f"and the log begins at {start}",
+            where=f"{partition.names.retry}-{partition.partition}",
+            mend="find out who deleted them, and which lanes wait (`laneway ledger lookup`); those stay held "
+            "when you start with --accept-empty-ledger",
         )
 
     def _first_meta(self, partition: Partition) -> Meta:

@@ -111,7 +111,7 @@ def test_a_journal_on_a_full_disk_ends_the_worker_at_once(place: Place) -> None:
         eventually(lambda: "stopping on an error" in worker.stderr(), 20, "the journal to be refused")
         assert worker.wait(10) == 1
         assert "the journal cannot be written" in worker.stderr()
-    assert place.cluster.committed(place.names.group, place.names.source) == {0: None}
+    assert not place.cluster.committed(place.names.group, place.names.source)[0]
 
 
 def test_a_partition_that_is_assigned_before_the_watch_has_seen_it_is_refused(place: Place) -> None:
@@ -197,6 +197,24 @@ def test_a_group_that_lost_its_offsets_goes_on_where_its_ledger_ends(place: Plac
         place.await_end()
         worker.stop()
     assert [run.sequence for run in place.runs()] == [1, 2, 3, 4, 5]
+
+
+def test_retries_that_were_deleted_unread_are_told_of(place: Place) -> None:
+    """A lane whose retry is gone would wait for ever: exit 4 names the retry topic and how many (case 32)."""
+    with place.worker(retry={"delays_ms": [60_000]}) as worker:
+        place.send(recording.event("k", 1, act="fail:1"), recording.event("k", 2))
+        worker.start()
+        eventually(lambda: place.cluster.end_offsets(place.of("retry")) == {0: 1}, 20, "the retry")
+        place.await_end()
+        worker.stop()
+        place.cluster.delete_records(place.of("retry"), {0: 1})
+        worker.start()
+        assert worker.wait() == 4
+        assert "1 retries are gone unread" in worker.stderr()
+        worker.arguments = ("--accept-empty-ledger",)
+        worker.start()
+        eventually(worker.live, 20, "the loss to be accepted")
+        worker.stop()
 
 
 NOISY = """

@@ -293,8 +293,17 @@ class Worker:
         if now_ms - self._expired_ms >= EXPIRE_EVERY_MS:
             self._expired_ms = now_ms
             for partition in self._ownership.live():
-                if partition.ledger is not None:
+                if partition.ledger is None:
+                    continue
+                if self._state_dir.exists(partition.topic, partition.partition):
                     partition.ledger.expire(now_ms - self._settings.ledger.retention_ms, EXPIRE_AT_ONCE)
+                else:
+                    # Open files outlive their names: what is written now would be gone with the process.
+                    partition.failure = LedgerError(
+                        "the files of the ledger were removed while it was open",
+                        where=f"{partition}, {self._state_dir.path}",
+                        mend="put the state directory back where it was before anything starts again",
+                    )
             self._report_overdue()
 
     def _report_overdue(self) -> None:

@@ -217,6 +217,17 @@ def test_retries_that_were_deleted_unread_are_told_of(place: Place) -> None:
         worker.stop()
 
 
+def test_a_ledger_that_is_removed_under_the_worker_ends_it(place: Place) -> None:
+    """Open files outlive their names, and would be gone with the process: exit 1, and no work goes on."""
+    with place.worker() as worker:
+        place.send(recording.event("k", 1))
+        worker.start()
+        place.await_end()
+        shutil.rmtree(place.directory / "state")
+        assert worker.wait(15) == 1
+        assert "removed while it was open" in worker.stderr()
+
+
 NOISY = """
 import os, subprocess
 print("noise of the import")

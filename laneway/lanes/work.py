@@ -116,6 +116,9 @@ class Lanes:
     def tick(self, now_ms: int) -> None:
         """Wake the lanes that have rested."""
         for work in self._resting.pop_due(now_ms, len(self._resting)):
+            if work.rest_until_ms <= now_ms:
+                # Over for good: a clock that is set back must not make it rest with nobody to wake it.
+                work.rest_until_ms = 0
             self.wake(work)
 
     @property

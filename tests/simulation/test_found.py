@@ -20,7 +20,9 @@ from laneway.lanes.envelope import Envelope, EnvelopeRules
 from laneway.lanes.forward import Forwarder, Home
 from laneway.lanes.record import Channel, Record
 from laneway.lanes.settling import Rules
+from laneway.lanes.verdict import ACK, Outcome, Wait
 from laneway.store.memory import MemoryLedger
+from tests.lanes.driver import Driver
 from tests.simulation.broker import Stored
 from tests.simulation.clients import FakeMessage
 
@@ -138,6 +140,25 @@ def test_a_due_time_is_judged_after_the_poll() -> None:
     intake.poll(0)
 
     assert partition.board.next_due_ms == 1900
+
+
+def test_a_clock_that_is_set_back_does_not_put_a_lane_to_rest_again() -> None:
+    """A lane whose rest is over goes on, also when somebody sets the clock back after that (seed 27278)."""
+    answers = [Outcome(Wait(700, "down"), "unavailable")]
+    driver = Driver(handler=lambda _: answers.pop() if answers else ACK)
+    driver.produce_many("a", 1)
+    driver.turn()
+    driver.now_ms += 700
+    (run,) = driver.hand_out()
+    driver.produce_many("a", 2)
+    driver.poll()
+    driver.now_ms -= 5000
+    driver.step(run)
+    driver.finish(run)
+
+    driver.work()
+
+    assert driver.effects() == ["a1", "a2"]
 
 
 def _identified(record: Record) -> Record:

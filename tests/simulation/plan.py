@@ -49,6 +49,7 @@ class Config:
     max_parked_bytes: int
     max_open_cases: int
     retention_ms: int
+    decodes: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,7 @@ FAULTS = {
 def make_plan(seed: int) -> Plan:
     """Draw a whole history from its seed."""
     random = Random(seed)
-    config = _config(random)
+    config = _config(random, seed)
     steps = random.choice((60, 100, 160))
     letters: list[Letter] = []
     for partition in range(config.partitions):
@@ -147,7 +148,7 @@ def _rarely(random: Random, share: float, values: tuple[int, ...], otherwise: in
     return random.choice(values) if random.random() < share else otherwise
 
 
-def _config(random: Random) -> Config:
+def _config(random: Random, seed: int) -> Config:
     kind = random.choices(("contiguous", "any", "increasing", "arrival", "keyless"), (50, 12, 13, 13, 12))[0]
     orders = {"increasing": Order.INCREASING, "arrival": Order.ARRIVAL}
     return Config(
@@ -171,6 +172,8 @@ def _config(random: Random) -> Config:
         max_parked_bytes=_rarely(random, 0.1, (100, 400), 1 << 30),
         max_open_cases=_rarely(random, 0.12, (1, 2), 100),
         retention_ms=_rarely(random, 0.12, (300, 1500), 10**9),
+        # Drawn apart: what came later does not change the histories that were there before.
+        decodes=Random(f"decodes {seed}").random() < 0.2,
     )
 
 
@@ -251,9 +254,15 @@ class _Lanes:
         value = msgspec.json.encode(members)
         numbered = config.keyed and config.order is not Order.ARRIVAL
         record = Published(
-            self.partition, -1, lane, sequence if numbered else 0, effect, payload_hash(body, value), value,
+            self.partition,
+            -1,
+            lane,
+            sequence if numbered else 0,
+            effect,
+            payload_hash(msgspec.json.decode(body) if config.decodes else body, value),
+            value,
             name.encode(),
-        )  # fmt: skip
+        )
         self.drawn.append((record, self.fates.setdefault(effect, _fate(random))))
 
     def _garbage(self) -> Published:

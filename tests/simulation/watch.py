@@ -245,6 +245,8 @@ class Watch:
         board = partition.board
         if board is None:
             return "is being opened"
+        if partition in process.worker._intake._unread:
+            return "waits for its decoder"
         if partition.is_behind() or board.pending:
             return "owes settlements or forwards"
         if board.in_memory or board.retries_waiting:

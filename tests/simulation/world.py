@@ -14,6 +14,9 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
+import msgspec
+
+import laneway
 from laneway.consumer.partition import Partition, State
 from laneway.pipeline import Delivery, Pipeline
 from tests.invariants import Broken
@@ -67,7 +70,7 @@ class World:
         self.group = Group(config.protocol, config.partitions, self.watch.on_commit)
         self.cluster = Cluster(self.group, self.random)
         self.disk = Disk(self.watch.on_write, self.watch.outside.forgets)
-        self.pipeline: Pipeline[object] = _PIPELINE
+        self.pipeline: Pipeline[object] = _DECODING if config.decodes else _PIPELINE
         self.processes: list[Process] = []
         self.starting: Process | None = None
         self.step = 0
@@ -413,6 +416,18 @@ def _current() -> World:
 _PIPELINE: Pipeline[Any] = Pipeline(payload=dict[str, int | str])
 
 
+def _decode(value: bytes) -> object:
+    """A decoder that hangs on a registry, which is not always there."""
+    world = _current()
+    if not world.cluster.is_calm and world.random.random() < 0.1:
+        raise laneway.Unavailable(300)
+    return msgspec.json.decode(value)
+
+
+_DECODING: Pipeline[Any] = Pipeline(payload=dict[str, int | str], decode=_decode)
+
+
+@_DECODING.handler
 @_PIPELINE.handler
 def _handle(delivery: Delivery[Any]) -> str | None:
     return _current().watch.answer(delivery)

@@ -26,8 +26,8 @@ from pydantic import BaseModel
 
 from laneway import Delivery, Pipeline
 from laneway.consumer import topics
-from laneway.consumer.kafka import Cluster
-from laneway.consumer.settings import JournalSettings, LanesSettings, LedgerSettings, Settings
+from laneway.consumer.kafka.cluster import Cluster
+from laneway.consumer.settings.model import JournalSettings, LanesSettings, LedgerSettings, Settings
 from laneway.consumer.start import build_worker
 
 Name = Literal["bare-json", "bare-msgspec", "commit-each", "laneway"]

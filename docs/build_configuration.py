@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from laneway.consumer.settings_reference import Section, sections
+from laneway.consumer.settings.reference import Section, sections
 
 PAGE = Path(__file__).with_name("configuration.md")
 

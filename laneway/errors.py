@@ -15,7 +15,7 @@
     └── KafkaClientError            1  the Kafka client reported something no rule above names
 
 Libraries' errors are mapped to these at one boundary each: rocksdict in `store/rocks.py`,
-confluent-kafka in `consumer/kafka.py`. What a *handler* raises is another family, in
+confluent-kafka in `consumer/kafka/cluster.py`. What a *handler* raises is another family, in
 `lanes/failures.py`: it decides the fate of a record, never of the process.
 """
 

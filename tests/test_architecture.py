@@ -300,7 +300,7 @@ SOUND = {
     "lanes/board.py": '"""B."""\nfrom . import record\nimport datetime as d\nd.datetime.fromtimestamp(0)\n',
     "store/__init__.py": '"""Store."""\n',
     "store/ledger.py": '"""L."""\nimport rocksdict, time\nfrom ..lanes import record\n',
-    "consumer/kafka.py": '"""K."""\nimport confluent_kafka\nfrom ..store import ledger\n',
+    "consumer/kafka/cluster.py": '"""K."""\nimport confluent_kafka\nfrom ..store import ledger\n',
     "cli/main.py": '"""M."""\nfrom laneway.consumer import kafka\n',
     "testing.py": '"""T."""\nfrom laneway import pipeline, store\nfrom laneway.lanes.board import B\n',
 }

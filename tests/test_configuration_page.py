@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from docs.build_configuration import PAGE, page
-from laneway.consumer.settings_reference import sections
+from laneway.consumer.settings.reference import sections
 
 
 def test_the_page_is_what_the_model_says() -> None:

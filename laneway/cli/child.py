@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Final, Self
 
-from laneway.consumer.settings import NO_PLACE, Settings
+from laneway.consumer.settings.model import NO_PLACE, Settings
 
 STDERR_TAIL_LINES: Final = 20
 _GONE_S: Final = 10.0

@@ -6,7 +6,7 @@ import typer
 
 from laneway.cli import options
 from laneway.cli.output import Cell, Format, Table, emit, say
-from laneway.consumer.settings_reference import sections
+from laneway.consumer.settings.reference import sections
 from laneway.consumer.topics import all_topic_names
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Show and check the configuration.")

@@ -19,11 +19,12 @@ from laneway.cli.child import Child, write_settings
 from laneway.cli.dev_account import Account
 from laneway.cli.dev_feed import Feeder, require_identity_in_the_value
 from laneway.cli.output import Cell, Format, Table, emit, say
-from laneway.consumer import inspect_offsets, inspect_topics
 from laneway.consumer.embedded import PARTITIONS, EmbeddedCluster, on_embedded
-from laneway.consumer.inspect_cases import CaseBook
-from laneway.consumer.kafka import Cluster
-from laneway.consumer.settings import Settings
+from laneway.consumer.inspection import offsets as inspect_offsets
+from laneway.consumer.inspection import topics as inspect_topics
+from laneway.consumer.inspection.cases import CaseBook
+from laneway.consumer.kafka.cluster import Cluster
+from laneway.consumer.settings.model import Settings
 from laneway.consumer.topics import Kind, topic_names
 from laneway.errors import IncompleteError, LanewayError, UsageError
 from laneway.lanes.forward import ReviewNews

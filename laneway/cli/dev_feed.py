@@ -16,7 +16,7 @@ from typing import BinaryIO, Final, cast
 
 from laneway.consumer.embedded import KEPT_BYTES, MAX_RECORD_BYTES, PARTITIONS, EmbeddedCluster
 from laneway.consumer.rules import envelope_of
-from laneway.consumer.settings import Settings
+from laneway.consumer.settings.model import Settings
 from laneway.errors import LanewayError, UsageError
 from laneway.lanes.failures import HandlerSignal
 from laneway.lanes.record import Channel, Record

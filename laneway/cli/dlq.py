@@ -13,10 +13,11 @@ import typer
 from laneway.cli import options
 from laneway.cli.columns import Column, age_text, detailed, instant_text, listed
 from laneway.cli.output import Cell, Format, Table, emit, say
-from laneway.consumer import inspect_dead_letters as letters
-from laneway.consumer import inspect_offsets, inspect_topics
-from laneway.consumer.inspect_dead_letters import DeadLetter, Group
-from laneway.consumer.kafka import Cluster
+from laneway.consumer.inspection import dead_letters as letters
+from laneway.consumer.inspection import offsets as inspect_offsets
+from laneway.consumer.inspection import topics as inspect_topics
+from laneway.consumer.inspection.dead_letters import DeadLetter, Group
+from laneway.consumer.kafka.cluster import Cluster
 from laneway.errors import UsageError
 from laneway.lanes.forward import foreign
 

@@ -10,9 +10,9 @@ import typer
 from laneway.cli import options
 from laneway.cli.columns import Column, age_text, listed
 from laneway.cli.output import Format, Table
-from laneway.consumer import inspect_offsets
-from laneway.consumer.inspect_offsets import Standing
-from laneway.consumer.kafka import Cluster
+from laneway.consumer.inspection import offsets as inspect_offsets
+from laneway.consumer.inspection.offsets import Standing
+from laneway.consumer.kafka.cluster import Cluster
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at a group's offsets.")
 

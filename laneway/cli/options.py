@@ -16,7 +16,7 @@ from typing import Annotated, Final
 import typer
 
 from laneway.cli.output import Format, Table, emit, say
-from laneway.consumer.settings_sources import Loaded, load
+from laneway.consumer.settings.load import Loaded, load
 from laneway.errors import UsageError
 
 _CLEAR: Final = "\x1b[H\x1b[2J"
@@ -63,7 +63,7 @@ def load_settings(
 
     Args:
         flags: a command's own flags by dotted key; None means not given.
-        inspect: for commands that need only `-b` and `-g`; see `settings_sources.load`.
+        inspect: for commands that need only `-b` and `-g`; see `settings.load.load`.
     """
     given: dict[str, object] = {
         "bootstrap": bootstrap,

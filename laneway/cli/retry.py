@@ -10,9 +10,10 @@ import typer
 from laneway.cli import options
 from laneway.cli.columns import Column, age_text, listed
 from laneway.cli.output import Cell, Format, Table, say
-from laneway.consumer import inspect_offsets, inspect_retries
-from laneway.consumer.inspect_retries import WaitingRetry
-from laneway.consumer.kafka import Cluster
+from laneway.consumer.inspection import offsets as inspect_offsets
+from laneway.consumer.inspection import retries as inspect_retries
+from laneway.consumer.inspection.retries import WaitingRetry
+from laneway.consumer.kafka.cluster import Cluster
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at what waits for its retry.")
 

@@ -11,10 +11,11 @@ import typer
 from laneway.cli import options
 from laneway.cli.columns import Column, age_text, detailed, instant_text, listed
 from laneway.cli.output import Cell, Format, Table, emit, say
-from laneway.consumer import inspect_offsets, inspect_topics
-from laneway.consumer.inspect_cases import CaseBook
-from laneway.consumer.kafka import Cluster
-from laneway.consumer.settings import Settings
+from laneway.consumer.inspection import offsets as inspect_offsets
+from laneway.consumer.inspection import topics as inspect_topics
+from laneway.consumer.inspection.cases import CaseBook
+from laneway.consumer.kafka.cluster import Cluster
+from laneway.consumer.settings.model import Settings
 from laneway.errors import RefusedError, UsageError
 from laneway.lanes.case import REASONS
 from laneway.lanes.forward import ReviewNews

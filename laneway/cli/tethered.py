@@ -24,7 +24,7 @@ from typing import Final
 from laneway.app import load_app
 from laneway.cli.child import read_journal
 from laneway.cli.main import main as laneway
-from laneway.consumer.settings_sources import load
+from laneway.consumer.settings.load import load
 from laneway.consumer.settler import CrashPoint
 from laneway.consumer.start import build_worker
 

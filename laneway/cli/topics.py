@@ -9,7 +9,7 @@ import typer
 from laneway.cli import options
 from laneway.cli.output import Format, Table, emit, render, say
 from laneway.consumer import topics
-from laneway.consumer.kafka import Cluster
+from laneway.consumer.kafka.cluster import Cluster
 from laneway.consumer.topics import PlannedTopic
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Plan, create and check topics.")

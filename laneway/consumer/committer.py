@@ -21,7 +21,7 @@ from typing import Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from laneway.consumer.kafka_errors import ErrorClass, classify
+from laneway.consumer.kafka.errors import ErrorClass, classify
 
 log = logging.getLogger("laneway")
 

@@ -21,9 +21,9 @@ from typing import Final, Self
 
 from confluent_kafka import KafkaError, Message, Producer
 
-from laneway.consumer.kafka_errors import kafka_errors, to_laneway
-from laneway.consumer.kafka_log import logger
-from laneway.consumer.settings import KafkaValue, LedgerSettings, Settings
+from laneway.consumer.kafka.errors import kafka_errors, to_laneway
+from laneway.consumer.kafka.log import logger
+from laneway.consumer.settings.model import KafkaValue, LedgerSettings, Settings
 from laneway.errors import IncompleteError
 
 PARTITIONS: Final = 4

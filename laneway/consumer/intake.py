@@ -15,7 +15,7 @@ from typing import Final
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, Message, TopicPartition
 
 from laneway.consumer.journal import Journal
-from laneway.consumer.kafka_errors import ErrorClass, classify, kafka_errors, to_laneway
+from laneway.consumer.kafka.errors import ErrorClass, classify, kafka_errors, to_laneway
 from laneway.consumer.ownership import Ownership, resume
 from laneway.consumer.partition import Partition, State
 from laneway.errors import RefusedError

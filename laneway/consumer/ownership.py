@@ -24,7 +24,7 @@ from typing import Final, TypeVar
 import msgspec
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPartition
 
-from laneway.consumer.kafka_errors import ErrorClass, classify, kafka_errors
+from laneway.consumer.kafka.errors import ErrorClass, classify, kafka_errors
 from laneway.consumer.partition import Partition, State, Unpublished
 from laneway.consumer.shape import other_count
 from laneway.consumer.topics import TopicNames

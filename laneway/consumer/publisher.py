@@ -10,7 +10,7 @@ from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from laneway.consumer.kafka_errors import ErrorClass, classify, to_laneway
+from laneway.consumer.kafka.errors import ErrorClass, classify, to_laneway
 from laneway.consumer.local_truth import Refusal, Token
 from laneway.lanes.forward import Forward
 

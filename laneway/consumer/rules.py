@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 
-from laneway.consumer.settings import NO_PLACE, Settings
+from laneway.consumer.settings.model import NO_PLACE, Settings
 from laneway.errors import ConfigError
 from laneway.lanes.admission import Order
 from laneway.lanes.envelope import Envelope, EnvelopeRules

@@ -11,8 +11,8 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from laneway.consumer.kafka import Cluster
-from laneway.consumer.settings import Settings
+from laneway.consumer.kafka.cluster import Cluster
+from laneway.consumer.settings.model import Settings
 from laneway.errors import LanewayError, RefusedError
 
 EVERY_S: Final = 30.0

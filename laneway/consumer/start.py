@@ -10,9 +10,9 @@ from typing import Final
 
 from laneway.consumer import topics
 from laneway.consumer.journal import Journal
-from laneway.consumer.kafka import Cluster
+from laneway.consumer.kafka.cluster import Cluster
 from laneway.consumer.rules import envelope_of, temporary_of
-from laneway.consumer.settings import Settings
+from laneway.consumer.settings.model import Settings
 from laneway.consumer.settler import CrashPoint, no_crash
 from laneway.consumer.worker import Worker
 from laneway.pipeline import Pipeline

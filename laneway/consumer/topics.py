@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol
 
-from laneway.consumer.settings import Settings
-from laneway.consumer.settings_values import topic_name
+from laneway.consumer.settings.model import Settings
+from laneway.consumer.settings.values import topic_name
 from laneway.errors import ConfigError, IncompleteError, RefusedError, TopicError
 
 ENVELOPE_ROOM_BYTES: Final = 64 * 1024

@@ -17,17 +17,17 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from laneway.consumer import kafka
 from laneway.consumer.background import DaemonExecutor
 from laneway.consumer.committer import Answer, Committer
 from laneway.consumer.intake import Intake
 from laneway.consumer.journal import Journal
+from laneway.consumer.kafka import clients
 from laneway.consumer.local_truth import LocalTruth
 from laneway.consumer.ownership import Ownership
 from laneway.consumer.partition import Partition, State
 from laneway.consumer.publisher import Publisher
 from laneway.consumer.rules import envelope_of, rules_of, temporary_of
-from laneway.consumer.settings import Settings
+from laneway.consumer.settings.model import Settings
 from laneway.consumer.settler import CrashPoint, Settler, no_crash
 from laneway.consumer.shape import ShapeWatch
 from laneway.consumer.topics import TopicNames
@@ -95,13 +95,13 @@ class Worker:
             processor.process, threads=lanes.workers, timeout_ms=lanes.handler_timeout_ms, clock=steady_ms
         )
         answers: deque[Answer] = deque()
-        self._consumer = kafka.new_consumer(
+        self._consumer = clients.new_consumer(
             settings,
             partition_eof=True,
             on_commit=lambda error, places: answers.append((error, places)),
         )
         self._committer = Committer(self._consumer, answers)
-        self._publisher = Publisher(kafka.new_producer(settings, max_message_bytes=max_message_bytes))
+        self._publisher = Publisher(clients.new_producer(settings, max_message_bytes=max_message_bytes))
         # Two pools: opening many ledgers must not keep the live ones from their syncs.
         self._executor = DaemonExecutor(4, "laneway-io")
         self._opener = DaemonExecutor(4, "laneway-open")

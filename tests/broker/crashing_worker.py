@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from laneway.app import load_app
-from laneway.consumer.settings_sources import load
+from laneway.consumer.settings.load import load
 from laneway.consumer.start import build_worker
 from laneway.consumer.worker import Worker
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
-from laneway.consumer import inspect_dead_letters
-from laneway.consumer.inspect_topics import StoredRecord, extents, read
-from laneway.consumer.kafka import Cluster as Asked
-from laneway.consumer.kafka import Watermarks
-from laneway.consumer.settings import Settings
-from laneway.consumer.settings_sources import load
+from laneway.consumer.inspection import dead_letters as inspect_dead_letters
+from laneway.consumer.inspection.topics import StoredRecord, extents, read
+from laneway.consumer.kafka.cluster import Cluster as Asked
+from laneway.consumer.kafka.cluster import Watermarks
+from laneway.consumer.settings.load import load
+from laneway.consumer.settings.model import Settings
 from laneway.errors import IncompleteError, RefusedError, TopicError
 from tests.broker.cluster import Cluster, Outgoing
 from tests.broker.conftest import Names
@@ -131,9 +131,9 @@ def test_reading_leaves_no_trace_in_the_group(
 _COUNT = """
 import resource, sys, time
 from pathlib import Path
-from laneway.consumer.inspect_topics import extents, read
-from laneway.consumer.kafka import Cluster
-from laneway.consumer.settings_sources import load
+from laneway.consumer.inspection.topics import extents, read
+from laneway.consumer.kafka.cluster import Cluster
+from laneway.consumer.settings.load import load
 
 def peak_bytes():
     if sys.platform == "linux":  # where ru_maxrss still holds what the parent had at the fork

@@ -20,9 +20,9 @@ from types import TracebackType
 from typing import Any
 
 from laneway.consumer import topics
-from laneway.consumer.kafka import Cluster as KafkaAdmin
-from laneway.consumer.settings import Settings
-from laneway.consumer.settings_sources import load
+from laneway.consumer.kafka.cluster import Cluster as KafkaAdmin
+from laneway.consumer.settings.load import load
+from laneway.consumer.settings.model import Settings
 from tests.broker.conftest import Names
 from tests.broker.kafka import REPOSITORY
 

@@ -12,8 +12,8 @@ import pytest
 
 from laneway.cli import topics as command
 from laneway.cli.main import main
-from laneway.consumer.kafka import Cluster
-from laneway.consumer.settings import Settings
+from laneway.consumer.kafka.cluster import Cluster
+from laneway.consumer.settings.model import Settings
 from tests.consumer.fake_cluster import FakeCluster, source
 
 WHO = ["-b", "b:9092", "-g", "reminders", "--source", "invoices"]

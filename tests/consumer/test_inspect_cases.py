@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from laneway.consumer import inspect_cases
-from laneway.consumer.inspect_cases import CaseBook
-from laneway.consumer.inspect_topics import StoredRecord
+from laneway.consumer.inspection import cases as inspect_cases
+from laneway.consumer.inspection.cases import CaseBook
+from laneway.consumer.inspection.topics import StoredRecord
 from laneway.errors import RefusedError
 from laneway.lanes.case import Case
 from laneway.lanes.forward import Forwarder, Home

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from laneway.consumer.inspect_dead_letters import collect, letter_of, parse_id, summarise
-from laneway.consumer.inspect_topics import StoredRecord
+from laneway.consumer.inspection.dead_letters import collect, letter_of, parse_id, summarise
+from laneway.consumer.inspection.topics import StoredRecord
 from laneway.errors import UsageError
 from laneway.lanes.forward import Forwarder, Home, stub
 from laneway.lanes.record import Channel, Headers, Record

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from laneway.consumer.inspect_offsets import NO_OWNER, read_note, sources_of, standings
-from laneway.consumer.kafka import Committed, Group, Member, Partition, PartitionOffsets
-from laneway.consumer.settings import Settings
-from laneway.consumer.settings_sources import load
+from laneway.consumer.inspection.offsets import NO_OWNER, read_note, sources_of, standings
+from laneway.consumer.kafka.cluster import Committed, Group, Member, Partition, PartitionOffsets
+from laneway.consumer.settings.load import load
+from laneway.consumer.settings.model import Settings
 from laneway.errors import RefusedError, TopicError
 
 NOTE = '{"running":2,"waiting":5,"retries":1,"parked":7,"openCases":1,"blockedBy":"disk","movedMs":1000}'

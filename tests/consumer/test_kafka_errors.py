@@ -10,19 +10,11 @@ from collections.abc import Iterator
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from laneway.consumer.kafka import (
-    Cluster,
-    ErrorClass,
-    PartitionOffsets,
-    classify,
-    consumer_config,
-    kafka_errors,
-    new_consumer,
-    position,
-    producer_config,
-)
-from laneway.consumer.settings import Settings
-from laneway.consumer.settings_sources import load
+from laneway.consumer.kafka.clients import consumer_config, new_consumer, producer_config
+from laneway.consumer.kafka.cluster import Cluster, PartitionOffsets
+from laneway.consumer.kafka.errors import ErrorClass, classify, kafka_errors, position
+from laneway.consumer.settings.load import load
+from laneway.consumer.settings.model import Settings
 from laneway.errors import ConfigError, KafkaClientError, LanewayError, TopicError, UnreachableError
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from laneway.consumer.kafka_log import REPEAT_S, Doses
+from laneway.consumer.kafka.log import REPEAT_S, Doses
 
 
 def line(text: str, at_s: float) -> logging.LogRecord:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from laneway.consumer.settings import Settings
-from laneway.consumer.settings_sources import Loaded, load
+from laneway.consumer.settings.load import Loaded, load
+from laneway.consumer.settings.model import Settings
 from laneway.errors import ConfigError
 
 MINIMAL = """\

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from laneway.consumer.settings_sources import load
+from laneway.consumer.settings.load import load
 from laneway.consumer.shape import ShapeWatch
 
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from laneway.consumer import topics
-from laneway.consumer.settings import Settings
-from laneway.consumer.settings_sources import load
+from laneway.consumer.settings.load import load
+from laneway.consumer.settings.model import Settings
 from laneway.consumer.topics import Finding, Kind
 from laneway.errors import ConfigError, IncompleteError, RefusedError, TopicError
 from tests.consumer.fake_cluster import FakeCluster, source

@@ -15,10 +15,10 @@ import pytest
 from laneway.cli.child import Child, read_journal, write_settings
 from laneway.cli.story.stage import APP
 from laneway.consumer.embedded import EmbeddedCluster, on_embedded
-from laneway.consumer.inspect_retries import fold
-from laneway.consumer.inspect_topics import StoredRecord
-from laneway.consumer.kafka import Cluster
-from laneway.consumer.settings import Settings
+from laneway.consumer.inspection.retries import fold
+from laneway.consumer.inspection.topics import StoredRecord
+from laneway.consumer.kafka.cluster import Cluster
+from laneway.consumer.settings.model import Settings
 from laneway.consumer.topics import Kind, topic_names
 from tests.demo.command import DEADLINE_S, environment
 from tests.waiting import eventually

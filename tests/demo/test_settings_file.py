@@ -9,8 +9,8 @@ import pytest
 
 from laneway.cli.child import write_settings
 from laneway.consumer.embedded import GROUP_SETTINGS, EmbeddedCluster, on_embedded
-from laneway.consumer.settings import Settings
-from laneway.consumer.settings_sources import load
+from laneway.consumer.settings.load import load
+from laneway.consumer.settings.model import Settings
 from laneway.errors import LanewayError
 
 LOCAL = {"ledger": {"replication": "local"}}

@@ -13,8 +13,8 @@ from typing import Any
 
 from laneway.cli.child import Child, read_journal, write_settings
 from laneway.consumer.embedded import EmbeddedCluster, on_embedded
-from laneway.consumer.kafka import Cluster
-from laneway.consumer.settings import Settings
+from laneway.consumer.kafka.cluster import Cluster
+from laneway.consumer.settings.model import Settings
 from laneway.consumer.topics import Kind, topic_names
 from tests.demo.command import DEADLINE_S, dev, rows
 from tests.waiting import eventually

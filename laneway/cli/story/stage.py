@@ -18,11 +18,11 @@ from typing import Any, Final
 
 from laneway.cli.child import Child, read_journal, write_settings
 from laneway.consumer.embedded import PARTITIONS, EmbeddedCluster, on_embedded
-from laneway.consumer.inspect_cases import news_of
-from laneway.consumer.inspect_dead_letters import DeadLetter, letter_of
-from laneway.consumer.inspect_topics import StoredRecord, extents, read
-from laneway.consumer.kafka import Cluster, PartitionOffsets
-from laneway.consumer.settings import Settings
+from laneway.consumer.inspection.cases import news_of
+from laneway.consumer.inspection.dead_letters import DeadLetter, letter_of
+from laneway.consumer.inspection.topics import StoredRecord, extents, read
+from laneway.consumer.kafka.cluster import Cluster, PartitionOffsets
+from laneway.consumer.settings.model import Settings
 from laneway.consumer.topics import Kind, TopicNames, topic_names
 from laneway.errors import IncompleteError
 from laneway.lanes.effect import Effect

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from laneway.consumer.inspect_topics import StoredRecord, read
-from laneway.consumer.kafka import Committed, Partition, Watermarks
-from laneway.consumer.settings import Settings
+from laneway.consumer.inspection.topics import StoredRecord, read
+from laneway.consumer.kafka.cluster import Committed, Partition, Watermarks
+from laneway.consumer.settings.model import Settings
 from laneway.lanes.forward import FORMAT
 
 

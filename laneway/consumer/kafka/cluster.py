@@ -1,8 +1,6 @@
-"""The Kafka client's boundary: configuration, factories, and the cluster as the rest sees it.
+"""The cluster as the rest sees it: topics, groups, offsets, watermarks.
 
-Only this file and `kafka_errors.py` know how confluent-kafka is configured and asked. Every call
-has a timeout; no broker means `UnreachableError` within it. Log lines of librdkafka go to the
-Python logger `laneway.kafka`, never to standard output or standard error by themselves.
+Every call has a timeout; no broker means `UnreachableError` within it. The answers are values of ours.
 """
 
 from __future__ import annotations
@@ -18,14 +16,12 @@ from confluent_kafka import (
     Consumer,
     KafkaError,
     KafkaException,
-    Producer,
     TopicCollection,
     TopicPartition,
 )
 
 # The package lists no exports for these; they are its documented API.
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
-    AdminClient,
     ConfigResource,
     ConsumerGroupDescription,
     NewTopic,
@@ -33,110 +29,17 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
-from laneway.consumer.kafka_errors import ErrorClass, classify, kafka_errors, position, to_laneway
-from laneway.consumer.kafka_log import logger
-from laneway.consumer.settings import KafkaValue, Settings
+from laneway.consumer.kafka.clients import client_config, new_admin
+from laneway.consumer.kafka.errors import ErrorClass, classify, kafka_errors, position, to_laneway
+from laneway.consumer.settings.model import Settings
 from laneway.consumer.topics import PlannedTopic, TopicInfo
 from laneway.errors import IncompleteError, LanewayError, UnreachableError
-
-__all__ = [
-    "Cluster",
-    "Committed",
-    "ErrorClass",
-    "Group",
-    "Member",
-    "PartitionOffsets",
-    "Watermarks",
-    "classify",
-    "client_config",
-    "consumer_config",
-    "kafka_errors",
-    "new_admin",
-    "new_consumer",
-    "new_producer",
-    "position",
-    "producer_config",
-    "to_laneway",
-]
 
 DEFAULT_TIMEOUT_S: Final = 10.0
 _EMBEDDED_PREFIX: Final = "mockCluster"
 _T = TypeVar("_T")
-Hook = Callable[..., None]
-
-ClientConfig = dict[str, KafkaValue]
 Partition = tuple[str, int]
 """(topic, partition)."""
-
-
-# --- configuration and factories ---------------------------------------------------------------
-
-
-def client_config(settings: Settings) -> ClientConfig:
-    """What every client of one worker shares: the address, and `[kafka]` as written."""
-    return {
-        "client.id": f"laneway-{settings.group}",
-        "log.connection.close": False,
-        **settings.kafka,
-        "bootstrap.servers": settings.bootstrap,
-    }
-
-
-def consumer_config(settings: Settings, *, partition_eof: bool = False) -> ClientConfig:
-    """The consumer's own keys laid over the shared ones; these are the keys Laneway owns."""
-    config = {
-        **client_config(settings),
-        "group.id": settings.group,
-        "group.protocol": settings.group_protocol,
-        "enable.auto.commit": False,
-        "enable.auto.offset.store": False,
-        # A position that is not there is a question for the owner, never a silent jump.
-        "auto.offset.reset": "error",
-        "isolation.level": "read_committed",
-        "allow.auto.create.topics": False,
-        "enable.partition.eof": partition_eof,
-    }
-    if settings.group_protocol == "classic":
-        config["partition.assignment.strategy"] = "range"
-    if settings.instance_id is not None:
-        config["group.instance.id"] = settings.instance_id
-    return config
-
-
-def producer_config(settings: Settings, *, max_message_bytes: int | None = None) -> ClientConfig:
-    """The producer's own keys laid over the shared ones. `max_message_bytes`: of the largest topic.
-
-    A topic's limit counts compressed bytes, the client's counts plain ones: what came compressed must fit
-    again on its way back, so we compress too and leave the judgement to the broker.
-    """
-    shared = {"compression.type": "zstd", **client_config(settings)}
-    if max_message_bytes is not None:
-        shared.setdefault("batch.size", min(1_000_000, max_message_bytes))
-        shared["message.max.bytes"] = 1_000_000_000
-    return {**shared, "acks": "all", "enable.idempotence": True}
-
-
-def new_consumer(settings: Settings, *, partition_eof: bool = False, **hooks: Hook) -> Consumer:
-    """A consumer of the group, not yet subscribed; its log lines and hooks are served by poll()."""
-    with kafka_errors("[kafka]"):
-        return Consumer({**consumer_config(settings, partition_eof=partition_eof), "logger": logger, **hooks})
-
-
-def new_producer(settings: Settings, *, max_message_bytes: int | None = None) -> Producer:
-    """An idempotent producer; its log lines are served by poll() and flush()."""
-    with kafka_errors("[kafka]"):
-        return Producer({**producer_config(settings, max_message_bytes=max_message_bytes), "logger": logger})
-
-
-def new_admin(settings: Settings, on_error: Callable[[KafkaError], None]) -> AdminClient:
-    """An admin client. It is polled only to learn why a call failed, so it queues no log lines."""
-    with kafka_errors("[kafka]"):
-        # The stub's dict type leaves callbacks out.
-        config: dict[str, KafkaValue] = {**client_config(settings), "log_level": 0}
-        return AdminClient({**config, "error_cb": on_error})  # type: ignore[dict-item]
-
-
-# --- the cluster -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

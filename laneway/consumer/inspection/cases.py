@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from laneway.consumer.inspect_topics import Recent, StoredRecord
+from laneway.consumer.inspection.topics import Recent, StoredRecord
 from laneway.errors import RefusedError
 from laneway.lanes.forward import FORMAT, ReviewNews
 

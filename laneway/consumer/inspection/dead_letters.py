@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from laneway.consumer.inspect_topics import Marks, Recent, StoredRecord, extents, read
-from laneway.consumer.kafka import Partition, Watermarks
-from laneway.consumer.settings import Settings
+from laneway.consumer.inspection.topics import Marks, Recent, StoredRecord, extents, read
+from laneway.consumer.kafka.cluster import Partition, Watermarks
+from laneway.consumer.settings.model import Settings
 from laneway.errors import RefusedError, UsageError
 from laneway.lanes.forward import FORMAT
 

@@ -16,9 +16,8 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from laneway.consumer import settings_kafka
-from laneway.consumer.settings import NO_PLACE, EnvelopeSettings, Settings
-from laneway.consumer.settings_layers import (
+from laneway.consumer.settings import kafka_keys as settings_kafka
+from laneway.consumer.settings.layers import (
     Key,
     Written,
     dotted,
@@ -29,6 +28,7 @@ from laneway.consumer.settings_layers import (
     model_keys,
     set_layer,
 )
+from laneway.consumer.settings.model import NO_PLACE, EnvelopeSettings, Settings
 from laneway.errors import ConfigError
 
 DEFAULT_FILE: Final = Path("laneway.toml")

@@ -11,7 +11,7 @@ from typing import Annotated, Final, Literal, NamedTuple, Union, get_args, get_o
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from laneway.consumer.settings import (
+from laneway.consumer.settings.model import (
     CycleSettings,
     EnvelopeSettings,
     JournalSettings,

@@ -15,9 +15,10 @@ from typing import Final, Protocol
 
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, Message, TopicPartition
 
-from laneway.consumer.kafka import Partition, Watermarks, client_config
-from laneway.consumer.kafka_errors import ErrorClass, classify, kafka_errors, position, to_laneway
-from laneway.consumer.settings import Settings
+from laneway.consumer.kafka.clients import client_config
+from laneway.consumer.kafka.cluster import Partition, Watermarks
+from laneway.consumer.kafka.errors import ErrorClass, classify, kafka_errors, position, to_laneway
+from laneway.consumer.settings.model import Settings
 from laneway.errors import IncompleteError, LanewayError, TopicError
 from laneway.lanes.forward import PREFIX
 from laneway.lanes.record import Headers

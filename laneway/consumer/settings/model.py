@@ -2,7 +2,7 @@
 
 This module says what a key is called, what it may hold and what it holds when nobody wrote it.
 Where values come from (flags, `-X`, environment, file) and how a mistake is reported is
-`settings_sources.py`. A key exists only once it works, so an unknown key is always an error.
+`settings/load.py`. A key exists only once it works, so an unknown key is always an error.
 
 Envelope places stay strings here; `lanes/envelope.py` turns them into readers.
 """
@@ -15,7 +15,7 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from laneway.consumer import settings_values as values
+from laneway.consumer.settings import values
 
 SizeBytes = Annotated[int, BeforeValidator(values.size_bytes), Field(ge=0)]
 DurationMs = Annotated[int, BeforeValidator(values.duration_ms), Field(ge=1)]
@@ -163,7 +163,7 @@ class TopicsSettings(_Table):
 
 
 class Settings(_Table):
-    """Everything a worker was told. Build it with `settings_sources.load`.
+    """Everything a worker was told. Build it with `settings.load.load`.
 
     Relative paths are relative to the directory the process was started in.
     """

@@ -13,9 +13,9 @@ from typing import Final, Protocol
 
 import msgspec
 
-from laneway.consumer.kafka import Committed, Group, Member, Partition, PartitionOffsets
+from laneway.consumer.kafka.cluster import Committed, Group, Member, Partition, PartitionOffsets
 from laneway.consumer.partition import CommitNote
-from laneway.consumer.settings import Settings
+from laneway.consumer.settings.model import Settings
 from laneway.consumer.topics import Kind, TopicNames, topic_names
 from laneway.errors import RefusedError, TopicError
 

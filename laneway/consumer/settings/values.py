@@ -2,7 +2,7 @@
 
 Each function takes what a TOML file, an environment variable or `-X` can hold and returns the
 value Laneway works with, or raises ValueError with one sentence. Nothing here knows of files,
-precedence or tables: those are `settings_sources.py`.
+precedence or tables: those are `settings/load.py`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Each layer of the settings by itself: a file, the environment, `-X`, as dotted keys with their place.
 
 Keys are judged here against the model's own names, so that an unknown one is found in any layer and
-named with its nearest known one. What the layers mean together is `settings_sources.py`.
+named with its nearest known one. What the layers mean together is `settings/load.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Annotated, Final, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from laneway.consumer.settings import EnvelopeSettings, Settings
+from laneway.consumer.settings.model import EnvelopeSettings, Settings
 from laneway.errors import ConfigError
 
 Key = tuple[str, ...]

@@ -1,0 +1,1 @@
+"""Offsets, cases, dead letters and retries, seen from outside the group; changes nothing."""

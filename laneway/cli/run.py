@@ -48,6 +48,7 @@ def run(
     what was in hand comes again, marked redelivered.
     """
     _log_to_stderr()
+    signal.signal(signal.SIGTERM, _end_at_once)
     loaded = options.load_settings(
         config,
         sets,
@@ -68,6 +69,11 @@ def run(
         )
         _stop_on_signals(worker)
         worker.run()
+
+
+def _end_at_once(_number: int, _: FrameType | None) -> None:
+    """Before there is a worker there is nothing to finish, and whoever imports may swallow an exception."""
+    os._exit(0)
 
 
 def _stop_on_signals(worker: Worker) -> None:

@@ -103,6 +103,8 @@ USABLE: dict[str, bytes] = {
     "5 MiB that can be read": value_of("long", payload={"number": 1, "text": "x" * FIVE_MIB}),
     "nothing wrong": value_of("good"),
 }
+# Where the payload did not fit, and how; never with what.
+ERROR_CLASS = {"payload of another model": "number: int_parsing"}
 KINDS = [*UNREADABLE, *IN_TURN]
 
 
@@ -201,7 +203,7 @@ def test_it_is_dead_lettered_whole_after_one_attempt(story: Story, kind: str) ->
         "group": story.names.group,
         "attempt": "1",
         "reason": reason,
-        "error-class": "",
+        "error-class": ERROR_CLASS.get(kind, ""),
         "payload-sha256": hashlib.sha256(value or b"").hexdigest(),
     }
     assert {name: told[name] for name in expected} == expected

@@ -36,3 +36,17 @@ def test_a_key_that_only_the_other_client_reads_is_no_warning() -> None:
     """[kafka] configures consumers and producers alike, so a consumer's key is no mistake."""
     text = "session.timeout.ms is a consumer property and will be ignored by this producer instance"
     assert not Doses().filter(line(text, 0))
+
+
+def test_a_question_that_only_wakes_the_client_is_not_reported() -> None:
+    """The answer that nobody waits for, after a partition was resumed, is no alarm."""
+    line = logging.LogRecord(
+        "laneway.kafka",
+        logging.WARNING,
+        "",
+        0,
+        "REQTMOUT [thrd:x]: Timed out ListOffsetsRequest in flight",
+        (),
+        None,
+    )
+    assert not Doses().filter(line)

@@ -16,7 +16,7 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from laneway.consumer.settings import kafka_keys as settings_kafka
+from laneway.consumer.settings import kafka_keys
 from laneway.consumer.settings.layers import (
     Key,
     Written,
@@ -65,7 +65,7 @@ class Loaded:
             lines.append(Shown(dotted(key), value, written.origin if written else "default"))
         for key, written in sorted(self.written.items()):
             if key[0] == "kafka" and not is_table(key):
-                value = settings_kafka.shown(key[1], written.value)
+                value = kafka_keys.shown(key[1], written.value)
                 lines.append(Shown(dotted(key), value, written.origin))
         return tuple(lines)
 
@@ -132,7 +132,7 @@ def _refuse_owned(written: Mapping[Key, Written]) -> None:
     protocol = written.get(("group_protocol",))
     for key, entry in written.items():
         if key[0] == "kafka" and not is_table(key):
-            reason = settings_kafka.refusal(key[1], entry.value, protocol.value if protocol else "classic")
+            reason = kafka_keys.refusal(key[1], entry.value, protocol.value if protocol else "classic")
             if reason:
                 raise ConfigError(f"[kafka] {key[1]} {reason}", where=entry.place, mend="take the key out")
 

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from confluent_kafka import (
     OFFSET_BEGINNING,
@@ -22,7 +22,15 @@ from confluent_kafka import (
 # Public names, yet not re-exported for type checkers.
 from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, NewTopic  # type: ignore[attr-defined]
 
+T = TypeVar("T")
 DEADLINE_S = 30.0
+NO_COORDINATOR_YET = frozenset(
+    {
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    }
+)
 DeliveryCallback = Callable[[KafkaError | None, Message], None]
 
 
@@ -202,9 +210,9 @@ class Cluster:
         partitions = [TopicPartition(topic, number) for number in self._partitions(topic)]
         consumer = self._consumer(group, {"isolation.level": "read_committed"})
         try:
-            found = consumer.committed(partitions, timeout=DEADLINE_S)
-        except KafkaException as error:
-            raise ClusterError(f"committed offsets of {group}: {error!r}") from error
+            found = _coordinated(
+                lambda: consumer.committed(partitions, timeout=DEADLINE_S), f"committed offsets of {group}"
+            )
         finally:
             consumer.close()
         _raise_first_error(found, f"committed offsets of {group}")
@@ -215,9 +223,9 @@ class Cluster:
         partitions = [TopicPartition(topic, number, offset) for number, offset in offsets.items()]
         consumer = self._consumer(group, {})
         try:
-            done = consumer.commit(offsets=partitions, asynchronous=False)
-        except KafkaException as error:
-            raise ClusterError(f"commit offsets of {group}: {error!r}") from error
+            done = _coordinated(
+                lambda: consumer.commit(offsets=partitions, asynchronous=False), f"commit offsets of {group}"
+            )
         finally:
             consumer.close()
         _raise_first_error(done or [], f"commit offsets of {group}")
@@ -307,3 +315,15 @@ def _raise_first_error(partitions: Iterable[TopicPartition], what: str) -> None:
     for partition in partitions:
         if partition.error is not None:
             raise ClusterError(f"{what}: {partition.topic} {partition.partition}: {partition.error}")
+
+
+def _coordinated(question: Callable[[], T], what: str) -> T:
+    """Ask a group's coordinator, again while there is none: a broker without groups makes it now."""
+    deadline = time.monotonic() + DEADLINE_S
+    while True:
+        try:
+            return question()
+        except KafkaException as error:
+            if error.args[0].code() not in NO_COORDINATOR_YET or time.monotonic() > deadline:
+                raise ClusterError(f"{what}: {error!r}") from error
+        time.sleep(0.05)

@@ -40,6 +40,7 @@ class Outside:
         self.runs: list[HandlerRun] = []
         self._open: list[HandlerRun] = []
         self._acked: dict[tuple[int, str], set[tuple[int, int]]] = {}
+        self._ackers: set[tuple[int, int, str]] = set()
         self._happened: set[tuple[int, str]] = set()
         self._last_first: dict[tuple[int, str], int] = {}
         self.forgotten: set[tuple[int, str]] = set()
@@ -71,6 +72,7 @@ class Outside:
         record = run.record
         key = (run.partition, record.effect_key)
         self._acked.setdefault(key, set()).add(run.owner)
+        self._ackers.add((run.owner[0], *key))
         if key in self._happened:
             return
         self._happened.add(key)
@@ -100,7 +102,8 @@ class Outside:
 
     def check_recorded(self, process: int, partition: int, effect_key: str) -> None:
         """A success is recorded only by the process whose handler acked it."""
-        if not any(owner[0] == process for owner in self._acked.get((partition, effect_key), ())):
+        # Also when retention has meanwhile forgotten what the effect was before.
+        if (process, partition, effect_key) not in self._ackers:
             what = f"effect {effect_key!r} is recorded as succeeded and was not acked"
             raise Broken(3, what, partition=partition)
 

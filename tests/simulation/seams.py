@@ -15,7 +15,7 @@ import laneway.consumer.ownership as ownership_module
 import laneway.consumer.partition as partition_module
 import laneway.consumer.worker as worker_module
 from laneway.consumer.rules import rules_of
-from laneway.consumer.settings import Settings
+from laneway.consumer.settings.model import Settings
 from tests.simulation.clients import FakeConsumer, FakeProducer
 from tests.simulation.process import Died, Process
 from tests.simulation.setup import SOURCE
@@ -81,7 +81,7 @@ def seams(current: Callable[[], World]) -> Iterator[None]:
         (ownership_module, "time", time),
         (committer_module, "time", time),
         (partition_module, "time", time),
-        (worker_module, "kafka", SimpleNamespace(new_consumer=new_consumer, new_producer=new_producer)),
+        (worker_module, "clients", SimpleNamespace(new_consumer=new_consumer, new_producer=new_producer)),
         (worker_module, "Workers", new_threads),
         (worker_module, "DaemonExecutor", lambda *_: _Pool(host())),
         (worker_module, "ShapeWatch", _NoWatch),

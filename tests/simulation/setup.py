@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from laneway.consumer.settings import (
+from laneway.consumer.settings.model import (
     CycleSettings,
     EnvelopeSettings,
     LanesSettings,

@@ -8,8 +8,8 @@ record does not have is null. There is never a payload, a key of the record, a h
 foreign exception.
 
 Order: callers tell things as they become true, and lines keep that order. `settled` is told once the
-ledger holds the outcome, `acked` once the offset is committed, so `result_saved` stands before `ack_sent`.
-A parked record gets its `ack_sent` with its own later settlement.
+ledger holds the outcome, `acked` once all that may be committed is, so `result_saved` stands before
+`ack_sent`. (An offset above one that still runs is acked too: the ledger answers for it.) A parked record gets its `ack_sent` with its own later settlement.
 
 Lines are collected, and reach the operating system together by one write: when `flush` is called, and
 whenever a few thousand have come together. A journal that cannot be written (disk full, reader gone) raises
@@ -179,7 +179,7 @@ class Journal:
                 self._line(ts, event, place, record, reason, None)
 
     def acked(self, place: Place, settlements: Iterable[Settlement]) -> None:
-        """The offsets of settled records are committed."""
+        """The broker was told: all that may be committed by now is, and their forwards are published."""
         if self._level != "all":
             return
         ts = self._now()

@@ -70,6 +70,7 @@ def _columns(now_ms: int, *, resolved: bool) -> tuple[Column[ReviewNews], ...]:
         Column("offset", lambda news: news.offset),
         Column("holds", lambda news: news.holds),
         Column("cause", lambda news: news.cause or None, ""),
+        Column("note", lambda news: news.note or None, ""),
         Column("fingerprint", lambda news: news.fingerprint or None, ""),
         Column("required_check", lambda news: news.required_check, ""),
         Column("actions", lambda news: news.actions, ""),
@@ -188,7 +189,7 @@ def next_step(news: ReviewNews) -> str:
         sequence=news.sequence,
         effect=news.effect_key,
         place=_place(news),
-        cause=news.cause or "the cause",
+        cause=f"{news.cause or 'the cause'}: {news.note}" if news.note else news.cause or "the cause",
         fingerprint=news.fingerprint or "none",
     )
     waits = (

@@ -9,7 +9,8 @@ foreign exception.
 
 Order: callers tell things as they become true, and lines keep that order. `settled` is told once the
 ledger holds the outcome, `acked` once all that may be committed is, so `result_saved` stands before
-`ack_sent`. (An offset above one that still runs is acked too: the ledger answers for it.) A parked record gets its `ack_sent` with its own later settlement.
+`ack_sent`. (An offset above one that still runs is acked too: the ledger answers for it.)
+A parked record gets its `ack_sent` with its own later settlement.
 
 Lines are collected, and reach the operating system together by one write: when `flush` is called, and
 whenever a few thousand have come together. A journal that cannot be written (disk full, reader gone) raises

@@ -20,6 +20,7 @@ from itertools import chain
 from typing import Protocol
 
 from laneway.consumer.journal import Journal
+from laneway.consumer.notices import Notices
 from laneway.consumer.partition import NOTE_EVERY_MS, Partition, State, Unpublished
 from laneway.consumer.settler import Cycle, PartCycle, Step
 from laneway.errors import LedgerError
@@ -104,6 +105,7 @@ class LocalTruth:
         self._publisher = publisher
         self._committer = committer
         self._journal = journal
+        self._notices = Notices()
         self._executor = executor
         self._notice = notice
         self._syncing: list[tuple[PartCycle, Future[None]]] | None = None
@@ -179,6 +181,7 @@ class LocalTruth:
         for part in cycle.parts:
             if part.cut is not None:
                 self._journal.settled(part.partition, part.cut.settlements)
+                self._notices.tell(part.partition, part.cut.settlements, cycle.now_ms)
         self._journal.flush()
         return True
 

@@ -45,6 +45,7 @@ ASK_AGAIN_S: Final = 0.05
 WAKE_TIMEOUT_S: Final = 0.01
 LOCK_POLL_S: Final = 0.05
 LOCK_NOTICE_S: Final = 5.0
+JOIN_NOTICE_S: Final = 5.0
 
 _T = TypeVar("_T")
 Opened = tuple[Ledger, Opening]
@@ -96,6 +97,7 @@ class Ownership:
         self._start = start
         self._accept_empty_ledger = accept_empty_ledger
         self._epoch = 0
+        self._joining_since_s = 0.0
         self._owned: dict[tuple[str, int], Partition] = {}
         self._places: dict[tuple[str, int], tuple[Partition, Channel]] = {}
         self._opening: dict[Partition, Future[Opened]] = {}
@@ -107,6 +109,8 @@ class Ownership:
 
     def subscribe(self) -> None:
         """Join the group."""
+        log.info("joining group %s", self._group)
+        self._joining_since_s = time.monotonic()
         with kafka_errors("subscribe"):
             self._consumer.subscribe(
                 list(self._names),
@@ -141,6 +145,13 @@ class Ownership:
     def advance(self) -> None:
         """Take partitions live whose ledgers have been opened; try again those that were locked."""
         self._try_locked_again()
+        if self._joining_since_s and time.monotonic() - self._joining_since_s > JOIN_NOTICE_S:
+            self._joining_since_s = 0.0
+            log.info(
+                "group %s has not assigned anything yet; a member that died may have to time out first "
+                "(session.timeout.ms)",
+                self._group,
+            )
         for partition, future in list(self._opening.items()):
             if not future.done():
                 continue
@@ -179,6 +190,7 @@ class Ownership:
     # -- callbacks; they run inside poll
 
     def _on_assign(self, _: Consumer, assigned: list[TopicPartition]) -> None:
+        self._joining_since_s = 0.0
         sources = [(tp.topic, tp.partition) for tp in assigned if tp.topic in self._names]
         try:
             partitions = self._found(sources)
@@ -375,7 +387,7 @@ class Ownership:
         raise RefusedError(
             f"the group has committed offset {committed} and its ledger is not in this state directory: "
             "without it nobody knows which effects have happened",
-            where=f"{partition}, {self._state_dir.path}",
+            where=f"{partition}, {self._state_dir.path.resolve()}",
             mend="run on the machine (or volume) that has the ledger; or, if effects may be repeated "
             "and lanes may begin anew, start with --accept-empty-ledger",
         )
@@ -402,7 +414,7 @@ class Ownership:
         raise RefusedError(
             f"a worker of the group has committed offset {committed}, and the ledger in this state directory "
             f"ends at {knows}: it is an old one, and nobody here knows which effects have happened since",
-            where=f"{partition}, {self._state_dir.path}",
+            where=f"{partition}, {self._state_dir.path.resolve()}",
             mend="run on the machine (or volume) that has the current ledger; or, if effects may be repeated "
             "and lanes may begin where this ledger ends, start with --accept-empty-ledger",
         )

@@ -85,6 +85,7 @@ class Case(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
         version: for compare-and-set; grows with each change.
         fingerprint: of the error, to group the like ones; "" without an error.
         record: the held record's bytes; None for a gap, whose record never came.
+        note: the handler author's own words, when the verdict came with some.
     """
 
     case_id: str
@@ -102,6 +103,7 @@ class Case(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     version: int = 1
     fingerprint: str = ""
     record: Raw | None = None
+    note: str = ""
 
     @property
     def actions(self) -> tuple[str, ...]:

@@ -85,6 +85,7 @@ class ReviewNews(msgspec.Struct, frozen=True, rename="camel"):
     version: int
     opened_ms: int
     fingerprint: str = ""
+    note: str = ""
     resolution: str | None = None
     resolved_ms: int | None = None
 
@@ -146,6 +147,7 @@ class Forwarder:
                 version=case.version,
                 opened_ms=case.opened_ms,
                 fingerprint=case.fingerprint,
+                note=case.note,
                 resolution=resolution,
                 resolved_ms=now_ms if resolution is not None else None,
             )

@@ -72,7 +72,7 @@ class Settling:
             case Retry() if record.attempt <= len(self._rules.delays_ms):
                 done, after = self._retry(record, verdict, lane, now_ms)
             case Retry():
-                exhausted = msgspec.structs.replace(outcome, verdict=Review("attempts-exhausted", ""))
+                exhausted = msgspec.structs.replace(outcome, verdict=Review(verdict.reason, ""))
                 done, after = self._review(record, exhausted, "attempts-exhausted", lane, now_ms)
             case Reject():
                 done, after = self._reject(record, verdict, outcome, lane, now_ms)
@@ -181,7 +181,9 @@ class Settling:
         The effect in the ledger stays as it is: it belongs to another delivery.
         """
         done = Settlement(record, Settled.IN_REVIEW, [], reason)
-        opened = self._delivery_case(record, reason, reason, Outcome(Review(reason, "")), holds, now_ms)
+        opened = self._delivery_case(
+            record, reason, reason, Outcome(Review(reason, ""), reason), holds, now_ms
+        )
         self._open(done, opened, now_ms)
         after = self._hold(done, record, lane, opened, now_ms) if holds else self._leave(done, record, lane)
         if held_case is not None:
@@ -366,6 +368,7 @@ class Settling:
             case_id=self._case_id(reason, record.lane, f"{record.origin_offset}/{record.attempt}"),
             reason=reason,
             cause=outcome.error_class or outcome.detail or cause,
+            note=_own_words(outcome),
             holds=holds,
             lane=record.lane,
             sequence=record.sequence,
@@ -407,3 +410,11 @@ _REVIEW_REASONS = frozenset({"unclassified-failure", "unknown-contract-version",
 
 def _parked_key(record: Record) -> tuple[str, int, int]:
     return (record.lane, record.sequence, record.origin_offset)
+
+
+def _own_words(outcome: Outcome) -> str:
+    """What the handler's author said, unless it is only the fixed word for saying nothing."""
+    verdict = outcome.verdict
+    if isinstance(verdict, Retry | Reject | Review) and verdict.reason != outcome.cause:
+        return verdict.reason
+    return ""

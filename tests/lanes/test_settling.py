@@ -216,3 +216,31 @@ def test_a_dead_letter_says_where_the_payload_did_not_fit() -> None:
     done, _ = Settling(HOME, Rules()).verdict(a_record(), outcome, Lane(4), None, NOW_MS)
     (letter,) = [forward for forward in done.forwards if forward.kind is ForwardKind.DLQ]
     assert dict(letter.headers)["laneway-error-class"] == b"amount: int_parsing"
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        Outcome(Retry("bank is down"), "temporary-failure", "laneway.TemporaryFailure"),
+        Outcome(Reject("bank is down"), "permanent-failure"),
+        Outcome(Review("bank is down", "Is it up?"), "review-requested"),
+    ],
+)
+def test_a_case_keeps_the_authors_own_words(outcome: Outcome) -> None:
+    """What the handler's author said stands in the case and in its news, for the person (S18)."""
+    record = a_record(attempt=3)
+    done, _ = Settling(HOME, Rules()).verdict(record, outcome, Lane(4), None, NOW_MS)
+    (case,) = [entry.case for entry in done.entries if isinstance(entry, PutCase)]
+    assert case is not None
+    assert case.note == "bank is down"
+    (news,) = [forward for forward in done.forwards if forward.kind is ForwardKind.REVIEW]
+    assert b'"note":"bank is down"' in (news.value or b"")
+
+
+def test_a_case_without_words_has_no_note() -> None:
+    """The fixed word for saying nothing is not repeated as if somebody had said it."""
+    outcome = Outcome(Reject("invalid-payload"), "invalid-payload", detail="amount: int_parsing")
+    done, _ = Settling(HOME, Rules()).verdict(a_record(), outcome, Lane(4), None, NOW_MS)
+    (case,) = [entry.case for entry in done.entries if isinstance(entry, PutCase)]
+    assert case is not None
+    assert case.note == ""

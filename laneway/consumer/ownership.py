@@ -452,6 +452,7 @@ class Ownership:
             mark = marks.get(channel)
             partition.durable[channel] = start if mark is None else max(start, mark.frontier)
         partition.outbox = {key: Unpublished(forward) for key, forward in opening.outbox}
+        partition.moved_ms = time.time_ns() // 1_000_000
         partition.state = State.LIVE
         live = [
             TopicPartition(partition.topic_of(channel), partition.partition) for channel in partition.starts

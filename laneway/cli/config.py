@@ -6,6 +6,8 @@ import typer
 
 from laneway.cli import options
 from laneway.cli.output import Cell, Format, Table, emit, say
+from laneway.consumer.kafka.clients import require_kafka_keys
+from laneway.consumer.settings.order import held_orders
 from laneway.consumer.settings.reference import sections
 from laneway.consumer.topics import all_topic_names
 
@@ -24,6 +26,8 @@ def show(
     """Print every setting with its value and its origin; secrets are never printed."""
     loaded = options.load_settings(config, sets, bootstrap=bootstrap, group=group, sources=sources)
     rows = [(line.key, _cell(line.value), line.origin) for line in loaded.shown()]
+    if output is Format.TABLE:
+        rows = [(key, "not set" if value is None else value, origin) for key, value, origin in rows]
     emit(Table("config.show", ("key", "value", "origin"), rows), output)
 
 
@@ -38,7 +42,10 @@ def validate(
     """Check the configuration, topic names included, without asking a cluster. Exit 2 if it does not hold."""
     loaded = options.load_settings(config, sets, bootstrap=bootstrap, group=group, sources=sources)
     all_topic_names(loaded.settings)
+    require_kafka_keys(loaded.settings, loaded.place_of_kafka)
     say(f"valid: group {loaded.settings.group}, sources {', '.join(loaded.settings.sources)}")
+    for order in held_orders(loaded):
+        say(order.text)
 
 
 @app.command(epilog="Example: laneway config reference -o json")

@@ -15,10 +15,13 @@ import typer
 
 from laneway.app import load_app
 from laneway.cli import options
+from laneway.consumer.settings.order import held_orders
 from laneway.consumer.start import build_worker
 from laneway.consumer.worker import Worker
 
 SECOND_SIGNAL = 1
+
+_log = logging.getLogger("laneway")
 
 
 def run(
@@ -57,6 +60,8 @@ def run(
         sources=sources,
         flags={"journal.path": journal},
     )
+    for order in held_orders(loaded):
+        _log.log(logging.INFO if order.is_meant else logging.WARNING, "%s", order.text)
     # An application is imported and run: the journal has standard output for itself.
     with _own_stdout() as stdout:
         pipeline = load_app(app)

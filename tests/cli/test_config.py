@@ -13,6 +13,7 @@ import yaml
 
 from laneway.cli import config
 from laneway.cli.main import app, main
+from tests.cli.command import run
 
 GOOD = """\
 group = "reminders"
@@ -108,6 +109,74 @@ def test_a_wrong_file_is_exit_2_with_one_message(
     assert said in err
     assert "next: " in err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ("", "invoices: contiguous order by json:/sequenceKey"),
+        (
+            '[envelope]\nmessage_id = "json:/id"\n',
+            "invoices: NO ORDER: [envelope] is written without sequence_key; "
+            'write sequence_key = "json:/sequenceKey", or "none" on purpose',
+        ),
+        ('[envelope]\nsequence_key = "none"\n', 'invoices: no order, as sequence_key = "none" says'),
+        (
+            '[lanes]\norder = "arrival"\n[source.invoices.envelope]\nsequence_key = "key"\n',
+            "invoices: arrival order by key",
+        ),
+    ],
+)
+def test_the_order_of_each_source_is_said(
+    table: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody loses order by a table without sequence_key and does not hear of it, here and in `run`."""
+    written(GOOD + table)
+    assert main(["config", "validate"]) == 0
+    assert said in capsys.readouterr().err.splitlines()
+    level = "WARNING" if "NO ORDER" in said else "INFO"
+    err = run(tmp_path, "run", "no_such_module:pipeline").err
+    assert [line.split()[2] for line in err.splitlines() if line.endswith(said)] == [level]
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ('"linger.sm" = 5', 'laneway.toml:9: [kafka] linger.sm: No such configuration property: "linger.sm"'),
+        ('"linger.ms" = "soon"', "laneway.toml:7: [kafka] linger.ms: Invalid value"),
+        ('"security.protocol" = "SASL_PLAINTEXT"\n"sasl.mechanism" = "PLAIN"', "sasl.username and"),
+    ],
+)
+def test_the_kafka_client_judges_its_own_table(
+    key: str, said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A key or value that librdkafka refuses is found without a cluster, and nothing else is printed."""
+    text = GOOD if "linger.ms" not in key else GOOD.replace('"linger.ms" = 5', key)
+    if "sasl" in key:
+        text = text.replace('"sasl.password" = "hunter2"\n', "")
+    written(text if "linger.ms" in key else text + '"client.id" = "x"\n' + key + "\n")
+    assert main(["config", "validate"]) == 2
+    out, err = capfd.readouterr()
+    assert said in err
+    assert out == ""
+    assert len(err.splitlines()) == 2
+
+
+def test_a_refused_kafka_value_is_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """What may be a secret stays out of the client's own words too."""
+    written(GOOD + '"ssl.engine.location" = "hunter3"\n"sasl.kerberos.min.time.before.relogin" = "hunter4"\n')
+    assert main(["config", "validate"]) == 2
+    err = capsys.readouterr().err
+    assert "sasl.kerberos.min.time.before.relogin" in err
+    assert "hunter" not in err
+
+
+def test_show_says_not_set(capsys: pytest.CaptureFixture[str]) -> None:
+    """A key that nobody set and that has no default is not a dash."""
+    written()
+    assert main(["config", "show"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["instance_id", "not", "set", "default"] in lines
 
 
 def test_usage_errors_are_exit_2(capsys: pytest.CaptureFixture[str]) -> None:

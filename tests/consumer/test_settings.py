@@ -66,7 +66,7 @@ def test_a_flag_beats_x_beats_environment_beats_file_beats_default(tmp_path: Pat
 def test_replication_must_be_written(tmp_path: Path) -> None:
     """Until changelog works nobody gets one-machine safety without having written so."""
     message = refused(tmp_path, 'group = "g"\nsources = ["s"]\n')
-    assert 'replication = "local"' in message
+    assert 'replication has to be written; the only value that works today is "local"' in message
     assert "changelog" in refused(tmp_path, MINIMAL.replace("local", "changelog"))
 
 
@@ -261,6 +261,50 @@ def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:
     assert "lanes.order 'random'" in message
 
 
+def test_unknown_and_refused_and_missing_keys_are_named_together(tmp_path: Path) -> None:
+    """One run tells every mistake of a file, each with its own line and its own next step."""
+    text = 'sources = ["invoices"]\n[lanes]\nworker = 3\ngroup = "g"\n[ledger]\nretention = "1d"\n'
+    message = refused(tmp_path, text)
+    path = tmp_path / "laneway.toml"
+    assert message.startswith("2 mistakes")
+    assert f"{path}:3: unknown key lanes.worker" in message
+    assert f"{path}:4: unknown key lanes.group" in message
+    mended = text.replace("worker = 3\n", "workers = 0\n").replace('group = "g"\n', "")
+    message = refused(tmp_path, mended + '[kafka]\nacks = "1"\n')
+    assert message.startswith("4 mistakes")
+    assert f"{path}:7: [kafka] acks belongs to Laneway" in message
+    assert f"{path}: group is missing" in message
+    assert "replication has to be written" in message
+    assert f"{path}:3: lanes.workers 0: " in message
+
+
+def test_a_top_level_key_below_a_table_is_told_where_it_belongs(tmp_path: Path) -> None:
+    """TOML gives a key to the table above it; whoever wrote `group` there is told to move it up."""
+    message = refused(tmp_path, 'sources = ["s"]\n[ledger]\nreplication = "local"\ngroup = "g"\n')
+    assert "unknown key ledger.group" in message
+    assert "group belongs above the first [table]" in message
+
+
+def test_a_group_that_no_topic_can_be_named_after_is_refused_by_its_own_name(tmp_path: Path) -> None:
+    """Characters a topic may not have are blamed on `group`, where they were written."""
+    message = refused(tmp_path, MINIMAL.replace("reminders", "my group"))
+    assert message.startswith(f"{tmp_path / 'laneway.toml'}:1: group 'my group': has characters")
+
+
+@pytest.mark.parametrize(
+    ("flags", "inspect", "mend"), [({}, False, "-g and --source"), ({"sources": ["s"]}, True, "give -g")]
+)
+def test_without_a_file_it_is_said_where_one_is_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: dict[str, object], inspect: bool, mend: str
+) -> None:
+    """No file and no flags: not a missing key, but no ./laneway.toml in this directory."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"no \./laneway\.toml here and no -c FILE") as caught:
+        load(flags=flags, env={}, inspect=inspect)
+    assert str(tmp_path) in str(caught.value)
+    assert mend in caught.value.mend
+
+
 def test_missing_and_broken_files_are_named(tmp_path: Path) -> None:
     """No file, and a file that is not TOML, say which file and what."""
     with pytest.raises(ConfigError, match="no such file"):
@@ -273,7 +317,7 @@ def test_inspection_needs_only_a_group(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     loaded = load(flags={"group": "g", "bootstrap": "b:1"}, env={}, inspect=True)
     assert (loaded.settings.group, loaded.settings.sources, loaded.path) == ("g", (), None)
-    with pytest.raises(ConfigError, match="group is missing"):
+    with pytest.raises(ConfigError, match=r"no \./laneway\.toml here and no -c FILE"):
         load(env={}, inspect=True)
 
 

@@ -54,7 +54,6 @@ def test_names_come_from_the_templates() -> None:
 @pytest.mark.parametrize(
     ("sources", "group", "sets", "said"),
     [
-        (["invoices"], "my group", [], "characters a topic name may not have"),
         (["invoices"], "g" * 240, [], "at most 249"),
         (["invoices"], "g", ["topics.dlq={source}.{group}.retry"], "would also be the retry of invoices"),
         (["a", "b"], "g", ["topics.review={group}.review"], "would also be the review of a"),

@@ -6,17 +6,25 @@ lines of librdkafka go to the Python logger `laneway.kafka`, never to standard o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Final
 
 from confluent_kafka import Consumer, KafkaError, Producer
 from confluent_kafka.admin import AdminClient
 
 from laneway.consumer.kafka.errors import kafka_errors
 from laneway.consumer.kafka.log import logger
+from laneway.consumer.settings import kafka_keys
+from laneway.consumer.settings.mistakes import together
 from laneway.consumer.settings.model import KafkaValue, Settings
+from laneway.errors import ConfigError, LanewayError
 
 Hook = Callable[..., None]
 ClientConfig = dict[str, KafkaValue]
+
+_MEND: Final = "correct it, or take it out: the names are those of librdkafka's CONFIGURATION.md"
+# A key by itself may be refused only because another belongs to it; that is judged with all of them.
+_ONLY_TOGETHER: Final = "Failed to create"
 
 
 def client_config(settings: Settings) -> ClientConfig:
@@ -81,3 +89,42 @@ def new_admin(settings: Settings, on_error: Callable[[KafkaError], None]) -> Adm
         # The stub's dict type leaves callbacks out.
         config: dict[str, KafkaValue] = {**client_config(settings), "log_level": 0}
         return AdminClient({**config, "error_cb": on_error})  # type: ignore[dict-item]
+
+
+def require_kafka_keys(settings: Settings, place_of: Callable[[str], str]) -> None:
+    """Let the client judge `[kafka]` here and now. Nothing is connected: the clients know no broker.
+
+    Args:
+        place_of: where a key was written, for the message.
+
+    Raises:
+        ConfigError: the client refuses a key, a value, or what they are together.
+    """
+    mistakes = []
+    for name, value in settings.kafka.items():
+        if said := _refused({name: value}, settings, alone=True):
+            mistakes.append(ConfigError(f"[kafka] {name}: {said}", where=place_of(name), mend=_MEND))
+    if mistakes:
+        raise together(mistakes)
+    if said := _refused(settings.kafka, settings, alone=False):
+        raise ConfigError(f"[kafka] {said}", where=place_of(""), mend=_MEND)
+
+
+def _refused(keys: Mapping[str, KafkaValue], settings: Settings, *, alone: bool) -> str:
+    """What the client says against these keys, without a value that may be secret; empty when nothing."""
+    ours: ClientConfig = {} if alone else {**consumer_config(settings), **producer_config(settings)}
+    ours = {name: value for name, value in ours.items() if name not in settings.kafka}
+    ours.pop("bootstrap.servers", None)
+    config = {**ours, "group.id": settings.group, **keys, "log_level": 0, "logger": logger}
+    try:
+        with kafka_errors("[kafka]"):
+            Consumer(config).close()
+            if not alone:
+                Producer(config).flush(0)
+    except LanewayError as error:
+        said = error.what.removesuffix(" (refused-config, _INVALID_ARG)")
+        for name, value in keys.items():
+            if str(value) and kafka_keys.shown(name, value) == "***":
+                said = said.replace(str(value), "***")
+        return "" if alone and said.startswith(_ONLY_TOGETHER) else said
+    return ""

@@ -19,6 +19,7 @@ from typing import Annotated, Final, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from laneway.consumer.settings.mistakes import together
 from laneway.consumer.settings.model import EnvelopeSettings, Settings
 from laneway.errors import ConfigError
 
@@ -67,10 +68,16 @@ def file_layer(path: Path) -> dict[Key, Written]:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"is not TOML: {error}", where=str(path), mend="correct that line") from None
     layer: dict[Key, Written] = {}
+    unknown: list[ConfigError] = []
     for key, value in _flatten((), document):
         entry = Written(value, str(path), _line_of(text, key))
-        _refuse_unknown(key, entry)
+        try:
+            _refuse_unknown(key, entry)
+        except ConfigError as error:
+            unknown.append(error)
         layer[key] = entry
+    if unknown:
+        raise together(unknown)
     return layer
 
 
@@ -225,6 +232,12 @@ def _refuse_unknown(key: Key, entry: Written) -> None:
         return
     if is_table(key):
         raise ConfigError(f"{name} is a table, not a value", where=entry.place, mend=f"write [{name}]")
+    if entry.from_file and len(key) > 1 and key[-1] in known:
+        raise ConfigError(
+            f"unknown key {name}",
+            where=entry.place,
+            mend=f"{key[-1]} belongs above the first [table]: move it to the top of the file",
+        )
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     if not near:
         leaves = {item.rsplit(".", 1)[-1]: item for item in known}

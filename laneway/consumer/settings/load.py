@@ -9,7 +9,7 @@ what was written under `[kafka]` never stands in one.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -28,12 +28,14 @@ from laneway.consumer.settings.layers import (
     model_keys,
     set_layer,
 )
+from laneway.consumer.settings.mistakes import together
 from laneway.consumer.settings.model import NO_PLACE, EnvelopeSettings, Settings
 from laneway.errors import ConfigError
 
 DEFAULT_FILE: Final = Path("laneway.toml")
 
 _REPLICATION: Final[Key] = ("ledger", "replication")
+_STAND_INS: Final[Mapping[Key, object]] = {("group",): "missing", ("sources",): (), _REPLICATION: "local"}
 _SWITCHES: Final = ("sequence_key", "sequence", "version")
 
 
@@ -69,6 +71,11 @@ class Loaded:
                 lines.append(Shown(dotted(key), value, written.origin))
         return tuple(lines)
 
+    def place_of_kafka(self, name: str) -> str:
+        """Where a key of `[kafka]` was written; of no key, the file."""
+        entry = self.written.get(("kafka", name))
+        return entry.place if entry else str(self.path or "[kafka]")
+
 
 def load(
     path: Path | None = None,
@@ -102,16 +109,27 @@ def load(
         if value is not None:
             written[key_of(name)] = Written(value, "flag")
 
-    _refuse_owned(written)
-    resolved = {key: _resolved(key, entry, env) for key, entry in written.items()}
-    _require(resolved, file, inspect)
-    resolved.setdefault(_REPLICATION, "local")
-    resolved.setdefault(("sources",), ())
-    tree = _with_envelopes(resolved, written)
+    mistakes = list(_owned(written))
+    resolved: dict[Key, object] = {}
+    for key, entry in written.items():
+        try:
+            resolved[key] = _resolved(key, entry, env)
+        except ConfigError as error:
+            mistakes.append(error)
+            resolved[key] = entry.value
+    mistakes += _missing(resolved, file, inspect)
+    # What is missing has been said; the rest is judged as if it were there.
+    for key, value in _STAND_INS.items():
+        resolved.setdefault(key, value)
+    settings = None
     try:
-        settings = Settings.model_validate(tree)
+        settings = Settings.model_validate(_with_envelopes(resolved, written))
+    except ConfigError as error:
+        mistakes.append(error)
     except ValidationError as error:
-        raise _as_config_error(error, written) from None
+        mistakes += _refused_values(error, written)
+    if mistakes or settings is None:
+        raise together(mistakes) from None
     return Loaded(settings, file, written)
 
 
@@ -128,28 +146,40 @@ def _value_at(settings: Settings, key: Key) -> object:
 # --- refusals ----------------------------------------------------------------------------------
 
 
-def _refuse_owned(written: Mapping[Key, Written]) -> None:
+def _owned(written: Mapping[Key, Written]) -> Iterator[ConfigError]:
     protocol = written.get(("group_protocol",))
     for key, entry in written.items():
         if key[0] == "kafka" and not is_table(key):
             reason = kafka_keys.refusal(key[1], entry.value, protocol.value if protocol else "classic")
             if reason:
-                raise ConfigError(f"[kafka] {key[1]} {reason}", where=entry.place, mend="take the key out")
+                yield ConfigError(f"[kafka] {key[1]} {reason}", where=entry.place, mend="take the key out")
 
 
-def _require(resolved: Mapping[Key, object], file: Path | None, inspect: bool) -> None:
+def _missing(resolved: Mapping[Key, object], file: Path | None, inspect: bool) -> Iterator[ConfigError]:
+    has_group, has_sources = ("group",) in resolved, bool(resolved.get(("sources",)))
+    if file is None and not has_group and not (has_sources and not inspect):
+        flags = "-g" if inspect else "-g and --source"
+        yield ConfigError(
+            f"no ./{DEFAULT_FILE} here and no -c FILE",
+            where=str(Path.cwd()),
+            mend=f"cd to it, name it with -c, or give {flags}",
+        )
+        return
     where = str(file) if file else "no configuration file"
-    if ("group",) not in resolved:
-        raise ConfigError("group is missing", where=where, mend='write group = "NAME", or give -g NAME')
+    if not has_group:
+        yield ConfigError("group is missing", where=where, mend='write group = "NAME", or give -g NAME')
     if inspect:
         return
-    if not resolved.get(("sources",)):
-        raise ConfigError("sources is missing", where=where, mend='write sources = ["TOPIC"]')
+    if not has_sources:
+        yield ConfigError(
+            "sources is missing", where=where, mend='write sources = ["TOPIC"], or give --source TOPIC'
+        )
     if _REPLICATION not in resolved:
-        raise ConfigError(
-            "ledger.replication is not written, and its default, changelog, does not work yet",
+        yield ConfigError(
+            '[ledger] replication has to be written; the only value that works today is "local"',
             where=where,
-            mend='write replication = "local" under [ledger]: effects are then known on this machine only',
+            mend='write replication = "local" under [ledger], or give -X ledger.replication=local: effects '
+            "are then known on this machine only",
         )
 
 
@@ -257,20 +287,18 @@ def _order_checked(
     return table
 
 
-def _as_config_error(error: ValidationError, written: Mapping[Key, Written]) -> ConfigError:
-    """All mistakes in one message, each with its key; a value under [kafka] is never repeated."""
-    said: list[str] = []
-    place = ""
+def _refused_values(error: ValidationError, written: Mapping[Key, Written]) -> list[ConfigError]:
+    """Each mistake with its key and its place; a value under [kafka] is never repeated."""
+    said: dict[str, ConfigError] = {}
     for mistake in error.errors(include_url=False, include_context=False):
         location = tuple(str(part) for part in mistake["loc"])
         key = next((known for known in written if location[: len(known)] == known), location)
         entry = written.get(key)
-        place = place or (entry.place if entry else "")
         text = mistake["msg"].removeprefix("Value error, ")
         value = (
             "" if key[:1] == ("kafka",) or isinstance(mistake["input"], dict) else f" {mistake['input']!r}"
         )
-        sentence = f"{dotted(key)}{value}: {text}"
-        if not any(earlier.startswith(f"{dotted(key)}{value}:") for earlier in said):
-            said.append(sentence)
-    return ConfigError("; ".join(said), where=place or "configuration", mend="correct the value")
+        name = f"{dotted(key)}{value}"
+        where = entry.place if entry else "configuration"
+        said.setdefault(name, ConfigError(f"{name}: {text}", where=where, mend="correct the value"))
+    return list(said.values())

@@ -158,6 +158,10 @@ def group_id(value: str) -> str:
     """A consumer group's id."""
     if not value or not value.isprintable() or len(value) > TOPIC_NAME_MAX:
         raise ValueError(f"is not a group id: 1 to {TOPIC_NAME_MAX} printable characters")
+    if not _TOPIC.fullmatch(value):
+        raise ValueError(
+            "has characters that the names of its topics may not have: allowed are a-z A-Z 0-9 . _ -"
+        )
     return value
 
 

@@ -185,7 +185,7 @@ class Journal:
             return
         ts = self._now()
         for settlement in settlements:
-            if settlement.how is not Settled.PARKED:
+            if settlement.ends:
                 self._line(ts, "ack_sent", place, settlement.record, "", settlement.result_key)
 
     def released(self, place: Place, records: Iterable[Record]) -> None:

@@ -146,14 +146,19 @@ def test_a_parked_record_is_acked_with_its_own_later_settlement(tmp_path: Path) 
     """Parking commits the offset, but `ack_sent` waits for the result, so it never stands before it."""
     journal = opened(tmp_path / "j")
     parked = Settlement(record(), Settled.PARKED, [])
-    journal.settled(PLACE, [parked])
-    journal.acked(PLACE, [parked])
+    # A follower that finds a gap before it is read back, and stays where it is.
+    stays = Settlement(record(parked=True), Settled.SKIPPED, [], "sequence-gap")
+    stays.events = [("gap_detected", "missing 7")]
+    for waiting in (parked, stays):
+        waiting.ends = False
+        journal.settled(PLACE, [waiting])
+        journal.acked(PLACE, [waiting])
     later = Settlement(record(parked=True), Settled.SUCCEEDED, [])
     journal.released(PLACE, [later.record])
     journal.settled(PLACE, [later])
     journal.acked(PLACE, [later])
     journal.close()
-    assert events(tmp_path / "j") == ["parked", "released", "result_saved", "ack_sent"]
+    assert events(tmp_path / "j") == ["parked", "gap_detected", "released", "result_saved", "ack_sent"]
 
 
 @pytest.mark.parametrize(
@@ -188,6 +193,8 @@ def tell_all(journal: Journal) -> None:
     """Every kind of call once."""
     ends = [Settlement(record(), how, [], "why", "results/e-7") for how in Settled]
     ends[0].events = [("gap_detected", "")]
+    for one in ends:
+        one.ends = one.how is not Settled.PARKED
     journal.received(PLACE, [record()])
     journal.running(PLACE, [record()])
     journal.settled(PLACE, ends)

@@ -33,7 +33,7 @@ _COLUMNS: tuple[Column[Standing], ...] = (
     Column("waiting", lambda row: row.note.waiting if row.note else None, ""),
     Column("retries", lambda row: row.note.retries if row.note else None, ""),
     Column("parked", lambda row: row.note.parked if row.note else None),
-    Column("open_cases", lambda row: row.note.open_cases if row.note else None, ""),
+    Column("open_cases", lambda row: row.note.open_cases if row.note else None, "cases"),
     Column("blocked_by", lambda row: row.blocked_by or None),
     Column("age_ms", lambda row: row.age_ms, "age", lambda row: age_text(row.age_ms)),
     Column(
@@ -64,8 +64,8 @@ def show(
     """Print committed offset, log, lag and owner of each partition; -b and -g are enough.
 
     COMMITTED is - where nothing was committed, and LAG then counts from the log's start. RUNNING,
-    PARKED and BLOCKED-BY are the worker's own counts as of its last commit. AGE is the time since
-    the committed offset last moved, while there is lag.
+    PARKED, CASES (open ones) and BLOCKED-BY are the worker's own as of its last commit. AGE is the time
+    since the committed offset last moved, while there is lag.
     """
     loaded = options.load_settings(
         config, sets, bootstrap=bootstrap, group=group, sources=sources, inspect=True

@@ -124,16 +124,28 @@ def test_a_row_carries_the_workers_own_counts() -> None:
 
 
 def test_counts_in_memory_go_with_their_worker() -> None:
-    """Without an owner nothing runs; what is parked stays, and lag says that nobody owns it."""
+    """Without an owner nothing runs; what is parked stays, and lag says that nobody owns it, and what
+    stopped the last owner beside it."""
     cluster = FakeGroup(
         {"invoices": 1}, commits={("invoices", 0): Committed(4, NOTE)}, ends={("invoices", 0): 10}
     )
     (row,) = standings(settings(), cluster, ["invoices"], now_ms=61_000)
     assert row.note is not None
-    assert (row.note.running, row.note.waiting, row.note.parked, row.blocked_by) == (0, 0, 7, NO_OWNER)
+    assert (row.note.running, row.note.waiting, row.note.parked) == (0, 0, 7)
+    assert row.blocked_by == f"{NO_OWNER}; disk; 1 open case"
     cluster.ends = {("invoices", 0): 4}
     (row,) = standings(settings(), cluster, ["invoices"], now_ms=61_000)
     assert (row.blocked_by, row.age_ms) == ("", None)
+
+
+def test_open_cases_at_their_bound_are_said_once_behind_no_owner() -> None:
+    """A worker that paused for its open cases has said their number; nothing is said twice."""
+    note = '{"openCases":100,"blockedBy":"100 open cases (lanes.max_open_cases_per_partition)"}'
+    cluster = FakeGroup(
+        {"invoices": 1}, commits={("invoices", 0): Committed(4, note)}, ends={("invoices", 0): 10}
+    )
+    (row,) = standings(settings(), cluster, ["invoices"], now_ms=61_000)
+    assert row.blocked_by == f"{NO_OWNER}; 100 open cases (lanes.max_open_cases_per_partition)"
 
 
 def test_a_cluster_that_cannot_tell_members_hides_nothing() -> None:

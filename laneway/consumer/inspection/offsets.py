@@ -138,13 +138,21 @@ def _standing(offsets: PartitionOffsets, owner: Member | None, now_ms: int, *, t
     note = read_note(offsets.metadata)
     blocked_by = note.blocked_by if note is not None else ""
     if tells and owner is None:
-        blocked_by = NO_OWNER if offsets.lag else ""
+        blocked_by = _unowned(note, blocked_by) if offsets.lag else ""
         if note is not None:
             # What lay in the memory of a worker went with it; what is parked stays.
             note = msgspec.structs.replace(note, running=0, waiting=0)
     known = note is not None and note.moved_ms > 0 and offsets.lag > 0
     age_ms = max(0, now_ms - note.moved_ms) if known and note is not None else None
     return Standing(offsets, note, owner, blocked_by, age_ms)
+
+
+def _unowned(note: CommitNote | None, blocked_by: str) -> str:
+    """Why nothing moves: a new owner would still meet what stopped the last one."""
+    reasons = [NO_OWNER, blocked_by]
+    if note is not None and note.open_cases and "open cases" not in blocked_by:
+        reasons.append(f"{note.open_cases} open case{'s' if note.open_cases > 1 else ''}")
+    return "; ".join(filter(None, reasons))
 
 
 def read_note(metadata: str) -> CommitNote | None:

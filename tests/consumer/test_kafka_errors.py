@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from laneway.consumer.kafka.clients import consumer_config, new_consumer, producer_config
 from laneway.consumer.kafka.cluster import Cluster, PartitionOffsets
-from laneway.consumer.kafka.errors import ErrorClass, classify, kafka_errors, position
+from laneway.consumer.kafka.errors import ErrorClass, classify, kafka_errors, position, to_laneway
 from laneway.consumer.settings.load import load
 from laneway.consumer.settings.model import Settings
 from laneway.errors import ConfigError, KafkaClientError, LanewayError, TopicError, UnreachableError
@@ -171,3 +171,30 @@ def test_the_embedded_cluster_is_recognised(embedded: str) -> None:
         assert cluster.topics(["s"])["s"].partitions == 4
         (offsets,) = cluster.offsets("g", [("s", 0)])
     assert (offsets.committed, offsets.start, offsets.end) == (None, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("said", "where", "shown"),
+    [
+        (
+            "127.0.0.1:1/bootstrap: Connect to ipv4#127.0.0.1:1 failed: Connection refused "
+            "(after 1ms in state CONNECT)",
+            "127.0.0.1:1",
+            "Connection refused",
+        ),
+        (
+            "ssl://kafka:9092/bootstrap: Connect to ipv6#[::1]:9092 failed: Connection refused",
+            "kafka:9092, topic invoices",
+            "connect to [::1]:9092 failed: Connection refused",
+        ),
+        (
+            "inner:9092/1: Connect to ipv4#10.0.0.7:9092 failed: No route to host (after 9ms)",
+            "outer:9092",
+            "inner:9092: connect to 10.0.0.7:9092 failed: No route to host",
+        ),
+    ],
+)
+def test_an_address_is_told_once(said: str, where: str, shown: str) -> None:
+    """An unreachable broker's address stands in front; a listener or IP that differs from it is kept."""
+    error = to_laneway(KafkaError(KafkaError._TRANSPORT, said), where)
+    assert str(error).splitlines()[0] == f"{where}: {shown} (unreachable, _TRANSPORT)"

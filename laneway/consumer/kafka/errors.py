@@ -18,6 +18,7 @@ is ambiguous: the record may be there. It is called unreachable, never "failed".
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
@@ -121,6 +122,10 @@ _CODES: Final[Mapping[ErrorClass, tuple[int, ...]]] = {
         KafkaError.THROTTLING_QUOTA_EXCEEDED,
     ),
 }
+_CONNECT: Final = re.compile(
+    r"(?:\w+://)?(?P<broker>[^\s/]+)/\w+: "
+    r"Connect to ipv[46]#(?P<ip>\S+) failed: (?P<reason>.*?)(?: \(after .*\))?"
+)
 _CLASS_OF: Final = {code: kind for kind, codes in _CODES.items() for code in codes}
 
 _ERRORS: Final[Mapping[ErrorClass, type[LanewayError]]] = {
@@ -161,9 +166,21 @@ def position(topic: str, partition: int | None = None, offset: int | None = None
 def to_laneway(error: KafkaError, where: str, mend: str = "") -> LanewayError:
     """Our error for one of the client's: delivery reports, consumed error records, exceptions."""
     kind = classify(error)
-    said = error.str().strip().rstrip(".") or error.name()
+    said = _without_repeats(error.str().strip().rstrip("."), where) or error.name()
     what = f"{said} ({kind.value}, {error.name()})"
     return _ERRORS.get(kind, KafkaClientError)(what, where=where, mend=mend or _MENDS.get(kind, ""))
+
+
+def _without_repeats(said: str, where: str) -> str:
+    """The client names an address twice more; what `where` does not tell yet (a listener, an IP) stays."""
+    match = _CONNECT.fullmatch(said)
+    if match is None:
+        return said
+    named = re.split(r"[,\s]+", where)
+    reason = match["reason"]
+    if match["ip"] not in named:
+        reason = f"connect to {match['ip']} failed: {reason}"
+    return reason if match["broker"] in {*named, match["ip"]} else f"{match['broker']}: {reason}"
 
 
 @contextmanager

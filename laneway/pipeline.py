@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Final, Generic, TypeVar, overload
@@ -32,6 +32,9 @@ R = TypeVar("R", bound=str | Verdict | None)
 
 Decode = Callable[[bytes], object]
 Models = Mapping[tuple[str, int], Any]
+
+# Typed so that it can stand for any function: `@pipeline.handler()` is answered by us, not by Python.
+_NO_FUNCTION: Final[Any] = None
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MAX_FINGERPRINTS: Final = 1000
@@ -191,20 +194,27 @@ class Pipeline(Generic[T]):
         if isinstance(payload, Mapping):
             for pair in payload:
                 _check_pair(pair)
+        for model in payload.values() if isinstance(payload, Mapping) else (payload,):
+            _check_model(model)
         self._payload = payload
         self._temporary = _exception_classes(temporary)
         self._handler: Callable[[Delivery[T]], object] | None = None
         self.decode = decode
 
-    def handler(self, function: Callable[[Delivery[T]], R]) -> Callable[[Delivery[T]], R]:
+    def handler(self, function: Callable[[Delivery[T]], R] = _NO_FUNCTION) -> Callable[[Delivery[T]], R]:
         """Register the handler (a decorator; the function itself stays as it is).
 
         It returns the result key (str or None), or a verdict, or raises.
 
         Raises:
             AppImportError: it is async or a generator, a second one, or not callable with exactly one
-                positional argument.
+                positional argument, or the decorator was written with parentheses.
         """
+        if function is _NO_FUNCTION:
+            raise AppImportError(
+                "@pipeline.handler() is called without a function",
+                mend="write it without parentheses: @pipeline.handler",
+            )
         _check_handler(function)
         if self._handler is not None:
             raise AppImportError(
@@ -399,16 +409,36 @@ def _check_handler(function: object) -> None:
 
 
 def _exception_classes(classes: Sequence[type[BaseException]]) -> tuple[type[BaseException], ...]:
-    kinds: Sequence[object] = classes
+    kinds: object = classes
+    if isinstance(kinds, str) or not isinstance(kinds, Iterable):
+        raise AppImportError(
+            f"temporary takes a list of exception classes, not {name_of(kinds)}",
+            where="Pipeline(temporary=)",
+            mend="write it as temporary=[ConnectionError]",
+        )
     for kind in kinds:
         if not isinstance(kind, type) or not issubclass(kind, Exception):
             raise AppImportError(
-                f"temporary takes classes of exceptions, not {name_of(kind)}", where="Pipeline(temporary=)"
+                f"temporary takes classes of exceptions, not {name_of(kind)}",
+                where="Pipeline(temporary=)",
+                mend=f"name the class itself{', without quotes' if isinstance(kind, str) else ''}: "
+                "temporary=[ConnectionError]",
             )
         # The four signals say what they mean themselves; to list one could only contradict it.
         if issubclass(kind, HandlerSignal):
-            raise AppImportError(f"{name_of(kind)} has its meaning already", where="Pipeline(temporary=)")
+            raise AppImportError(
+                f"{name_of(kind)} has its meaning already", where="Pipeline(temporary=)", mend="take it out"
+            )
     return tuple(classes)
+
+
+def _check_model(model: object) -> None:
+    if isinstance(model, str):
+        raise AppImportError(
+            "the payload is a type, and this is text that names one",
+            where=f"Pipeline(payload={bounded(model)!r})",
+            mend=f"write it without quotes: Pipeline(payload={bounded(model)})",
+        )
 
 
 def _check_pair(pair: object) -> None:

@@ -8,11 +8,13 @@ Each group of commands is a Typer app in a file of its own, registered below. Co
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
 from importlib import metadata
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -95,5 +97,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def leave(code: int) -> NoReturn:
+    """End the process with an exit code.
+
+    A thread that is stuck (in a handler, a disk, a broker) is killed by the interpreter's end wherever it
+    stands, and killed inside a library that is not written in Python it takes the process down with
+    SIGABRT. With such a thread left, the process ends without that end.
+    """
+    if any(thread.name.startswith("laneway-") for thread in threading.enumerate()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
+def console() -> NoReturn:
+    """The `laneway` command."""
+    leave(main())
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    console()

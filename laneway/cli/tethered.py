@@ -23,6 +23,7 @@ from typing import Final
 
 from laneway.app import load_app
 from laneway.cli.child import read_journal
+from laneway.cli.main import leave
 from laneway.cli.main import main as laneway
 from laneway.consumer.settings.load import load
 from laneway.consumer.settler import CrashPoint
@@ -68,4 +69,4 @@ def _after(step: str, effect_key: str, journal: Path) -> CrashPoint:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

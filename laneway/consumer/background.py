@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import ParamSpec, TypeVar
@@ -21,9 +22,12 @@ class DaemonExecutor(Executor):
 
     def __init__(self, threads: int, name: str) -> None:
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._threads = threads
-        for number in range(threads):
-            threading.Thread(target=self._work, name=f"{name}-{number}", daemon=True).start()
+        self._threads = [
+            threading.Thread(target=self._work, name=f"{name}-{number}", daemon=True)
+            for number in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
         """Run a call on one of the threads."""
@@ -43,8 +47,15 @@ class DaemonExecutor(Executor):
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Let the threads end after what is queued; waits for none of them, whatever is asked."""
         del wait, cancel_futures
-        for _ in range(self._threads):
+        for _ in self._threads:
             self._queue.put(None)
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the threads to end after `shutdown`; False when one is still in a call."""
+        deadline = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
 
     def _work(self) -> None:
         while (call := self._queue.get()) is not None:

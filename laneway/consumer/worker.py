@@ -396,8 +396,11 @@ class Worker:
             )
         self._publisher.close(CLOSE_S / 2)
         self._workers.stop(0.1)
-        self._executor.shutdown()
-        self._opener.shutdown()
+        for executor in (self._executor, self._opener):
+            executor.shutdown()
+        # A ledger that is just being opened or synced ends cleanly when it may.
+        for executor in (self._executor, self._opener):
+            executor.join(CLOSE_S / 10)
         self._journal.close()
 
     # -- ports

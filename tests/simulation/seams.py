@@ -119,6 +119,10 @@ class _Pool:
     def shutdown(self) -> None:
         """Nothing ends here."""
 
+    def join(self, _timeout_s: float) -> bool:
+        """Nobody is waited for."""
+        return True
+
 
 class _InlineThread:
     """A thread that is over as soon as it starts."""

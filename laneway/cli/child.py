@@ -30,7 +30,8 @@ class Child:
         directory: where its laneway.toml lies, and its journal and worker.stderr will.
         journal: a file name, or "-" to read it from `stdout`.
         cwd: where it runs; None is the directory.
-        is_heard: what it says to people goes to our own standard error, not to worker.stderr.
+        is_heard: what it says to people goes to our own standard error, not to worker.stderr; it then says
+            only what is a warning or worse.
         crash_after: (step, effect key): see `tethered`.
     """
 
@@ -48,6 +49,8 @@ class Child:
         self.journal_path = directory / journal
         told = str(self.journal_path) if journal != "-" else journal
         command = ["run", app, "-c", str(directory / "laneway.toml"), "--journal", told]
+        if is_heard:
+            command.append("--quiet")
         if crash_after is not None:
             command = ["--crash-after", *crash_after, *command]
         with (directory / "worker.stderr").open("ab") as stderr:

@@ -20,6 +20,7 @@ from laneway.consumer.start import build_worker
 from laneway.consumer.worker import Worker
 
 SECOND_SIGNAL = 1
+ENDED_AT_ONCE = b"laneway: ended at once; what handlers were running comes again, marked redelivered\n"
 
 _log = logging.getLogger("laneway")
 
@@ -44,13 +45,14 @@ def run(
             help="Start although offsets are committed and their ledger is not here: effects may repeat.",
         ),
     ] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Log warnings and errors only.")] = False,
 ) -> None:
     """Run a handler as one worker of its consumer group.
 
     SIGTERM or Ctrl+C stops it: what runs is finished and settled first. A second signal ends it at once;
     what was in hand comes again, marked redelivered.
     """
-    _log_to_stderr()
+    _log_to_stderr(logging.WARNING if quiet else logging.INFO)
     signal.signal(signal.SIGTERM, _end_at_once)
     loaded = options.load_settings(
         config,
@@ -87,6 +89,9 @@ def _stop_on_signals(worker: Worker) -> None:
     def stop(_number: int, _: FrameType | None) -> None:
         nonlocal stopping
         if stopping:
+            # Not through `sys.stderr`: the signal may have come while that is being written to.
+            with contextlib.suppress(OSError):
+                os.write(2, ENDED_AT_ONCE)
             os._exit(SECOND_SIGNAL)
         stopping = True
         worker.request_stop()
@@ -113,11 +118,11 @@ def _own_stdout() -> Iterator[int]:
             os.close(ours)
 
 
-def _log_to_stderr() -> None:
+def _log_to_stderr(level: int) -> None:
     """People read standard error; standard output belongs to the journal."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-8s %(message)s"))
     root = logging.getLogger("laneway")
     root.addHandler(handler)
-    root.setLevel(logging.INFO)
+    root.setLevel(level)
     root.propagate = False

@@ -18,6 +18,7 @@ from laneway.cli import options
 from laneway.cli.child import Child, write_settings
 from laneway.cli.dev_account import Account
 from laneway.cli.dev_feed import Feeder, require_identity_in_the_value
+from laneway.cli.dev_totals import Totals
 from laneway.cli.output import Cell, Format, Table, emit, say
 from laneway.consumer.embedded import PARTITIONS, EmbeddedCluster, on_embedded
 from laneway.consumer.inspection import offsets as inspect_offsets
@@ -25,6 +26,7 @@ from laneway.consumer.inspection import topics as inspect_topics
 from laneway.consumer.inspection.cases import CaseBook
 from laneway.consumer.kafka.cluster import Cluster
 from laneway.consumer.settings.model import Settings
+from laneway.consumer.settings.order import held_orders
 from laneway.consumer.topics import Kind, topic_names
 from laneway.errors import IncompleteError, LanewayError, UsageError
 from laneway.lanes.forward import ReviewNews
@@ -35,7 +37,7 @@ INTERRUPTED: Final = 130
 _POLL_S: Final = 0.05
 _QUIET_S: Final = 1.0
 _STUCK_S: Final = 5.0
-_TELL_EVERY_S: Final = 2.0
+_TELL_EVERY_S: Final = 10.0
 _READ_S: Final = 30.0
 _DRAIN_S: Final = 40.0
 
@@ -90,6 +92,9 @@ def dev(
         require_identity_in_the_value(settings)
         with contextlib.redirect_stdout(sys.stderr):
             pipeline = load_app(app)
+        for order in held_orders(loaded, sources):
+            if not order.is_meant:
+                say(f"warning: {order.text}")
         run = _Run(settings, Feeder(file, cluster, settings, pipeline, limit=limit), keep=first)
         write_settings(settings, place)
         code = 0
@@ -209,8 +214,13 @@ class _Run:
             "unsettled": feeder.unsettled,
             "resolved_cases": account.resolved,
         }
+        totals = Totals.of(feeder, account, self._cases)
+        facts |= {"dead_letters": totals.dead_letters, "held_back": totals.held_back}
+        facts |= {"held_keys": totals.held_keys, "waiting": totals.waiting}
         if form is Format.TABLE:
-            say(f"{feeder.published} records, order {order}, {feeder.unsettled} left unread or unsettled")
+            say(f"{totals}; order {order}")
+        if hint := totals.hint(feeder, account):
+            say(hint)
         return Table("dev", ("what", "reason", "count", "lines"), rows, lists, facts)
 
     def _read_journal(self, child: Child) -> None:

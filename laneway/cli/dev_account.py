@@ -94,6 +94,10 @@ class Account:
         free = any(count and key not in self._held for key, count in self._parked_of.items())
         return not (self._running or free or self._feeder.unsettled)
 
+    def total(self, kind: str) -> int:
+        """How many of a kind, whatever the reason."""
+        return sum(count for (other, _), count in self.counts.items() if other == kind)
+
     def parked_lines(self) -> list[int]:
         """The lines of followers that wait behind something, in order."""
         return sorted(self._feeder.line_of(*place) for place in self._parked)

@@ -37,6 +37,7 @@ class Feeder:
         blank: lines without anything in them; they are no records.
         oversized: numbers of lines that are too large for the embedded cluster; they are not published.
         ended: the file, or the limit, was reached.
+        begins_with_array: the first line that is not blank begins as a JSON array does.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Feeder:
         self.blank = 0
         self.oversized: list[int] = []
         self.ended = False
+        self.begins_with_array = False
 
     def feed(self) -> int:
         """Publish as far as there is room; returns how many records that were."""
@@ -100,7 +102,10 @@ class Feeder:
                 return False
             if not value.strip():
                 self.blank += 1
-            elif len(value) > MAX_RECORD_BYTES:
+                continue
+            if not (self.published or self.oversized):
+                self.begins_with_array = value.lstrip().startswith(b"[")
+            if len(value) > MAX_RECORD_BYTES:
                 self.oversized.append(number)
             else:
                 key = self._key_of(value)

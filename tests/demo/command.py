@@ -17,10 +17,10 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("LANEWAY_")}
 
 
-def dev(*arguments: str | Path, cwd: Path) -> tuple[int, dict[str, Any], str]:
-    """Exit code, document and standard error of `laneway dev ... -o json`."""
+def dev(*arguments: str | Path, cwd: Path, form: str = "json") -> tuple[int, dict[str, Any], str]:
+    """Exit code, document (of JSON only) and standard error of `laneway dev ... -o FORM`."""
     done = subprocess.run(
-        [sys.executable, "-m", "laneway.cli.main", "dev", *map(str, arguments), "-o", "json"],
+        [sys.executable, "-m", "laneway.cli.main", "dev", *map(str, arguments), "-o", form],
         check=False,
         cwd=cwd,
         env=environment(),
@@ -29,7 +29,8 @@ def dev(*arguments: str | Path, cwd: Path) -> tuple[int, dict[str, Any], str]:
         text=True,
         timeout=DEADLINE_S,
     )
-    return done.returncode, json.loads(done.stdout or "{}"), done.stderr
+    document = json.loads(done.stdout or "{}") if form == "json" else {}
+    return done.returncode, document, done.stderr
 
 
 def rows(document: dict[str, Any]) -> dict[tuple[str, str | None], tuple[int, list[int]]]:

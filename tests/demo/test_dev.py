@@ -135,6 +135,58 @@ def test_the_summary_names_lines(tmp_path: Path) -> None:
     assert "a secret" not in err
 
 
+def test_the_summary_leads_with_totals_that_add_up(tmp_path: Path) -> None:
+    """One line in front says where each record is, and nothing of a worker's own news stands around it."""
+    lines = [
+        event("a", 1),
+        event("a", 1),
+        b"not json",
+        event("b", 1, fail="refused"),
+        event("b", 2),
+        event("c", 2),
+        event("d", 1, fail="bug"),
+        event("e", 1, fail="once"),
+    ]
+    (tmp_path / "mixed.ndjson").write_bytes(b"\n".join(lines))
+    (tmp_path / "app.py").write_text(TOUCHY)
+    code, _, err = dev("./app.py", "mixed.ndjson", cwd=tmp_path, form="table")
+    assert code == 0, err
+    assert err.splitlines()[-1] == (
+        "8 records: 2 effects, 1 duplicate, 2 dead letters, 3 held back, 0 unread; 3 keys held by a case; "
+        "order kept"
+    )
+    assert " INFO " not in err
+
+
+@pytest.mark.parametrize(
+    ("content", "hint"),
+    [
+        (b'{\n"messageId": "x",\n"effectKey": "x"\n}\n', "is the file one JSON object per line?"),
+        (b"[" + event("a", 1) + b", " + event("a", 2) + b"]", "the file is a JSON array"),
+        (b"\n[\n" + event("a", 1) + b",\n" + event("a", 2) + b",\n{}]\n", "the file is a JSON array"),
+        (b"[" + b" " * 1_200_000 + b"]", "the file is a JSON array"),
+    ],
+)
+def test_a_file_of_another_shape_is_told(tmp_path: Path, content: bytes, hint: str) -> None:
+    """When no line can be used, it is said what the file probably is."""
+    (tmp_path / "other.json").write_bytes(content)
+    (tmp_path / "app.py").write_text(RECORDING)
+    code, document, err = dev("./app.py", "other.json", cwd=tmp_path)
+    assert code == 0, err
+    assert rows(document)["effects", None] == (0, [])
+    assert hint in err
+
+
+def test_lost_order_is_told_before_anything_runs(tmp_path: Path) -> None:
+    """An [envelope] table without sequence_key: dev says that nothing is ordered."""
+    (tmp_path / "laneway.toml").write_text('[envelope]\nmessage_id = "json:/messageId"\n')
+    (tmp_path / "few.ndjson").write_bytes(event("k", 1))
+    (tmp_path / "app.py").write_text(RECORDING)
+    code, _, err = dev("./app.py", "few.ndjson", cwd=tmp_path)
+    assert code == 0, err
+    assert "warning: records: NO ORDER" in err
+
+
 def test_it_takes_only_the_first_records(tmp_path: Path) -> None:
     """--limit N takes the first N records, and -X is respected: here order by arrival."""
     lines = [event("k", number) for number in (5, 3, 9, 1)]

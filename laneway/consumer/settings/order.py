@@ -6,6 +6,7 @@ ordered. Written as "none" that is a decision; left out it may be an oversight, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from laneway.consumer.settings.load import Loaded
@@ -26,9 +27,9 @@ class HeldOrder:
     is_meant: bool
 
 
-def held_orders(loaded: Loaded) -> tuple[HeldOrder, ...]:
-    """What order holds for each source, in the order of the sources."""
-    return tuple(_held_order(loaded, source) for source in loaded.settings.sources)
+def held_orders(loaded: Loaded, sources: Sequence[str] = ()) -> tuple[HeldOrder, ...]:
+    """What order holds for each of these sources, by default for each one configured."""
+    return tuple(_held_order(loaded, source) for source in sources or loaded.settings.sources)
 
 
 def _held_order(loaded: Loaded, source: str) -> HeldOrder:

@@ -166,7 +166,7 @@ def test_a_kafka_key_that_laneway_owns_is_refused_by_name(setup: Setup, key: str
 def test_replication_must_be_written(setup: Setup) -> None:
     """Without `replication` it is not guessed: exit 2 and the line to write."""
     refusal = replace(setup, replication="").run()
-    refusal.says("ledger.replication is not written", 'write replication = "local"', code=2)
+    refusal.says("[ledger] replication has to be written", 'write replication = "local"', code=2)
 
 
 def test_a_missing_configuration_file_is_named(setup: Setup) -> None:

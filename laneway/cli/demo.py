@@ -15,12 +15,13 @@ from laneway.cli import options
 from laneway.cli.columns import Column, listed
 from laneway.cli.output import Format, emit, say
 from laneway.cli.story.stage import Promise
-from laneway.cli.story.telling import tell_all
+from laneway.cli.story.telling import SCENARIOS, tell_all
 from laneway.errors import UsageError
 
 _COLUMNS: Final = (
-    # A window has room for three sentences side by side, not for their names as well.
+    # A window has room for three sentences side by side and one word before them, not for whole names.
     Column[Promise]("id", lambda each: each.id, ""),
+    Column[Promise]("scenario", lambda each: each.scenario),
     Column[Promise]("promise", lambda each: each.promise),
     Column[Promise]("expected", lambda each: each.expected),
     Column[Promise]("observed", lambda each: each.observed),
@@ -52,9 +53,9 @@ def demo(
     broken = [each for each in promises if not each.ok]
     for each in broken:
         say(f"NOT KEPT  {each.id}: {each.promise}; expected {each.expected}; observed {each.observed}")
+    say(f"{len(SCENARIOS)} scenarios, {len(promises) - len(broken)} of {len(promises)} promises kept")
     if broken:
         raise typer.Exit(FAILED)
-    say(f"all {len(promises)} promises kept")
 
 
 def _in_directory(keep: Path | None) -> list[Promise]:

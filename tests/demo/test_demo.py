@@ -93,7 +93,12 @@ def test_the_demo_keeps_every_promise(tmp_path: Path) -> None:
     assert code == 0, err
     assert document["schema"] == 1
     assert [each["id"] for each in scenarios if not each["ok"]] == []
-    assert all(each.keys() == {"id", "promise", "expected", "observed", "ok"} for each in scenarios)
+    fields = {"id", "scenario", "promise", "expected", "observed", "ok"}
+    assert all(each.keys() == fields for each in scenarios)
+    names = {each["scenario"] for each in scenarios} - {"all"}
+    total = len(scenarios)
+    assert err.splitlines()[-1] == f"{len(names)} scenarios, {total} of {total} promises kept"
+    assert len(names) == 9
     parts = [each["id"].partition(".")[0] for each in scenarios]
     assert set(parts) == {
         "training",
@@ -125,6 +130,8 @@ def test_the_demo_can_fail(tmp_path: Path, defect: Any, broken: set[str]) -> Non
     not_kept = {each["id"]: each for each in document["scenarios"] if not each["ok"]}
     assert code == 1
     assert broken <= not_kept.keys(), err
+    total = len(document["scenarios"])
+    assert f" {total - len(not_kept)} of {total} promises kept" in err.splitlines()[-1]
     for each in not_kept.values():
         assert f"NOT KEPT  {each['id']}: {each['promise']}" in err
 

@@ -51,6 +51,8 @@ class Promise:
     expected: str
     observed: str
     ok: bool
+    scenario: str = "all"
+    """The part of the story that showed it; `all` for what holds across them."""
 
 
 class Clock:

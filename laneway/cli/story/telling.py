@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -126,7 +127,10 @@ class _Part:
             self._tell(f"it did not come to its end: {end}")
         finally:
             self.stage.close()
-        self.promises = list(self._scenario.observe(self.stage))
+        self.promises = [
+            dataclasses.replace(each, scenario=self._scenario.name)
+            for each in self._scenario.observe(self.stage)
+        ]
         broken = sum(not promise.ok for promise in self.promises)
         self._tell("done" if not broken else f"done, with {broken} promises broken")
 

@@ -7,8 +7,13 @@ from dataclasses import dataclass
 
 import pytest
 
+from laneway.cli import demo, offsets
 from laneway.cli.columns import Column, age_text, detailed, instant_text, listed
 from laneway.cli.output import Format, render
+from laneway.cli.story.stage import Promise
+from laneway.consumer.inspection.offsets import Standing
+from laneway.consumer.kafka.cluster import PartitionOffsets
+from laneway.consumer.partition import CommitNote
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,3 +86,20 @@ def test_an_age_in_its_two_largest_units(age_ms: int | None, text: str | None) -
 def test_an_instant_in_utc(at_ms: int | None, text: str | None) -> None:
     """A number from a stranger's header that no calendar has is shown as absent."""
     assert instant_text(at_ms) == text
+
+
+def test_open_cases_stand_in_the_table_of_offsets() -> None:
+    """A person who looks at lag sees CASES beside PARKED; scripts keep the name open_cases."""
+    note = CommitNote(parked=7, open_cases=3)
+    row = Standing(PartitionOffsets("invoices", 0, 4, 0, 10, ""), note, None, "", None)
+    shown = listed("offsets.show", offsets._COLUMNS, [row], Format.TABLE)
+    cells = dict(zip(shown.columns, shown.rows[0], strict=True))
+    assert (cells["parked"], cells["cases"]) == (7, 3)
+    assert listed("offsets.show", offsets._COLUMNS, [row], Format.JSON).columns.count("open_cases") == 1
+
+
+def test_a_promise_is_told_behind_its_scenario() -> None:
+    """The first column of the demo's table says which part of the story a promise belongs to."""
+    promise = Promise("homework.tens", "a promise", "9", "9", True, "homework-tens")
+    shown = listed("demo", demo._COLUMNS, [promise], Format.TABLE)
+    assert (shown.columns[0], shown.rows[0][0]) == ("scenario", "homework-tens")

@@ -183,6 +183,15 @@ def test_an_override_for_a_topic_that_is_no_source_is_refused(tmp_path: Path) ->
     assert "[source.invoicse] is not one of the sources" in refused(tmp_path, text)
 
 
+def test_one_source_may_be_chosen_of_a_file_with_tables_for_others(tmp_path: Path) -> None:
+    """--source of one topic passes over what the file says of the other ones."""
+    file = tmp_path / "laneway.toml"
+    file.write_text(MINIMAL + '[source.invoices.envelope]\nversion = "json:/v"\n')
+    chosen = load(file, flags={"sources": ["orders"]}, env={}).settings
+    assert chosen.sources == ("orders",)
+    assert chosen.envelope_of("orders").version == "json:/version"
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [

@@ -246,6 +246,9 @@ def _with_envelopes(resolved: Mapping[Key, object], written: Mapping[Key, Writte
         prefix = ("source", name, "envelope")
         if not isinstance(names, tuple) or name not in names:
             entry = next(entry for key, entry in written.items() if key[:2] == ("source", name))
+            named = written.get(("sources",))
+            if named is None or not named.from_file:
+                continue  # --source chooses among those of the file; their tables are no mistake
             raise ConfigError(
                 f"[source.{name}] is not one of the sources", where=entry.place, mend="add it to sources"
             )

@@ -33,7 +33,7 @@ $(RUNS): pyproject.toml constraints.txt
 	touch $@
 
 demo: $(RUNS)
-	$(BIN)/laneway demo $(DEMO_ARGS)
+	@$(BIN)/laneway demo $(DEMO_ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .

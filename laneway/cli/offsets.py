@@ -22,6 +22,12 @@ def _group() -> None:
     """Keeps `show` a command of its own while it is the only one."""
 
 
+def _blocked_by(row: Standing) -> str | None:
+    """What a person should look at: a partition without lag whose keys are held is not well either."""
+    cases = row.note.open_cases if row.note else 0
+    return row.blocked_by or (f"{cases} open case{'s' if cases > 1 else ''}" if cases else None)
+
+
 _COLUMNS: tuple[Column[Standing], ...] = (
     Column("topic", lambda row: row.offsets.topic),
     Column("partition", lambda row: row.offsets.partition),
@@ -33,8 +39,8 @@ _COLUMNS: tuple[Column[Standing], ...] = (
     Column("waiting", lambda row: row.note.waiting if row.note else None, ""),
     Column("retries", lambda row: row.note.retries if row.note else None, ""),
     Column("parked", lambda row: row.note.parked if row.note else None),
-    Column("open_cases", lambda row: row.note.open_cases if row.note else None, "cases"),
-    Column("blocked_by", lambda row: row.blocked_by or None),
+    Column("open_cases", lambda row: row.note.open_cases if row.note else None, ""),
+    Column("blocked_by", lambda row: row.blocked_by or None, "blocked_by", _blocked_by),
     Column("age_ms", lambda row: row.age_ms, "age", lambda row: age_text(row.age_ms)),
     Column(
         "member",

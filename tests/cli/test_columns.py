@@ -89,12 +89,12 @@ def test_an_instant_in_utc(at_ms: int | None, text: str | None) -> None:
 
 
 def test_open_cases_stand_in_the_table_of_offsets() -> None:
-    """A person who looks at lag sees CASES beside PARKED; scripts keep the name open_cases."""
+    """A partition whose keys are held says so to a person, lag or not; scripts read open_cases."""
     note = CommitNote(parked=7, open_cases=3)
     row = Standing(PartitionOffsets("invoices", 0, 4, 0, 10, ""), note, None, "", None)
     shown = listed("offsets.show", offsets._COLUMNS, [row], Format.TABLE)
     cells = dict(zip(shown.columns, shown.rows[0], strict=True))
-    assert (cells["parked"], cells["cases"]) == (7, 3)
+    assert (cells["parked"], cells["blocked_by"]) == (7, "3 open cases")
     assert listed("offsets.show", offsets._COLUMNS, [row], Format.JSON).columns.count("open_cases") == 1
 
 

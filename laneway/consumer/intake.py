@@ -20,13 +20,12 @@ from laneway.consumer.ownership import Ownership, resume
 from laneway.consumer.partition import Partition, State
 from laneway.errors import RefusedError
 from laneway.lanes.envelope import Envelope
-from laneway.lanes.failures import HandlerSignal, Unavailable
+from laneway.lanes.failures import HandlerSignal, read_again_ms
 from laneway.lanes.forward import read_retry
 from laneway.lanes.record import Channel, Headers, Record
 
 log = logging.getLogger("laneway")
 
-READ_AGAIN_MS: Final = 1000
 SATURATED_MS: Final = 500
 """How long a full worker just does not poll before it pauses its sources: a pause throws the
 client's prefetched records away, so a short one would cost more than it saves."""
@@ -166,7 +165,7 @@ class Intake:
         try:
             self._envelopes[home.topic].read(record, home.topic, home.partition)
         except HandlerSignal as signal:
-            wait_ms = signal.retry_after_ms if isinstance(signal, Unavailable) else READ_AGAIN_MS
+            wait_ms = read_again_ms(signal)
             known = self._unread.setdefault(partition, Unread())
             known.again_ms = now_ms + wait_ms
             log.warning("%s: the decoder is not available; reading again in %d ms", partition, wait_ms)

@@ -38,8 +38,8 @@ from laneway.lanes.canonical import payload_hash
 from laneway.lanes.due import DueHeap
 from laneway.lanes.effect import FINISHED, Effect
 from laneway.lanes.envelope import Envelope
-from laneway.lanes.failures import HandlerSignal, Unavailable
-from laneway.lanes.follower import READ_AGAIN_MS, revive_all
+from laneway.lanes.failures import HandlerSignal, read_again_ms
+from laneway.lanes.follower import revive_all
 from laneway.lanes.forward import Home
 from laneway.lanes.frontier import Seen, reopened
 from laneway.lanes.lane import Lane
@@ -492,8 +492,7 @@ class Board:
         try:
             followers = revive_all(found, work.lane, self._envelope, self._home)
         except HandlerSignal as signal:
-            again_ms = signal.retry_after_ms if isinstance(signal, Unavailable) else READ_AGAIN_MS
-            self._lanes.rest(work, now_ms + again_ms)
+            self._lanes.rest(work, now_ms + read_again_ms(signal))
             return []
         for record in followers:
             record.redelivered = record.offset <= self._handed_before.get(Channel.SOURCE, -1)

@@ -19,6 +19,8 @@ from types import TracebackType
 from laneway.lanes.verdict import Outcome, Reject, Retry, Review, Wait
 
 MAX_REASON_CHARS = 200
+READ_AGAIN_MS = 1000
+"""How long to wait for a decoder that only says that it cannot read now."""
 
 
 class HandlerSignal(Exception):  # noqa: N818 - it is a decision, not an error of ours
@@ -94,6 +96,11 @@ def classify(error: BaseException, temporary: tuple[type[BaseException], ...]) -
     if isinstance(error, temporary):
         return Outcome(Retry("temporary-failure"), "temporary-failure", name, mark)
     return Outcome(Review("unclassified-failure", ""), "unclassified-failure", name, mark)
+
+
+def read_again_ms(signal: HandlerSignal) -> int:
+    """How long to wait for a decoder that cannot read now: as long as it asks for, if it asks."""
+    return signal.retry_after_ms if isinstance(signal, Unavailable) else READ_AGAIN_MS
 
 
 def invalid_payload(detail: str) -> Outcome:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 from laneway.errors import LanewayError
 from laneway.lanes.envelope import Envelope
 from laneway.lanes.forward import Home
 from laneway.lanes.lane import Parked, ParkedKey
 from laneway.lanes.record import Channel, Record, is_lane_of_one
-
-READ_AGAIN_MS: Final = 1000
-"""How long a lane waits for a decoder that only says that it cannot read now."""
 
 
 class LostFollowersError(LanewayError):

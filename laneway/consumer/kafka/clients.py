@@ -22,6 +22,13 @@ from laneway.errors import ConfigError, LanewayError
 Hook = Callable[..., None]
 ClientConfig = dict[str, KafkaValue]
 
+TRANSACTION_TIMEOUT_MS: Final = 10_000
+MESSAGE_SHARE_PERCENT: Final = 80
+"""How much of its transaction's timeout a message may take."""
+READER_QUEUE_KB: Final = 16_384
+READER_WAIT_MS: Final = 50
+_OF_MEMBERS: Final = ("group.protocol", "partition.assignment.strategy", "group.instance.id")
+
 _MEND: Final = "correct it, or take it out: the names are those of librdkafka's CONFIGURATION.md"
 # A key by itself may be refused only because another belongs to it; that is judged with all of them.
 _ONLY_TOGETHER: Final = "Failed to create"
@@ -71,6 +78,36 @@ def producer_config(settings: Settings, *, max_message_bytes: int | None = None)
     return {**shared, "acks": "all", "enable.idempotence": True}
 
 
+def transactional_config(
+    settings: Settings, transactional_id: str, *, max_message_bytes: int | None = None
+) -> ClientConfig:
+    """The transactional producer's keys. A transaction that hangs longer than its timeout stops readers.
+
+    A message must not outlive its transaction, so its own timeout ends before: what `[kafka]` says is cut.
+    """
+    config = producer_config(settings, max_message_bytes=max_message_bytes)
+    config.setdefault("transaction.timeout.ms", TRANSACTION_TIMEOUT_MS)
+    config["transactional.id"] = transactional_id
+    longest_ms = int(config["transaction.timeout.ms"]) * MESSAGE_SHARE_PERCENT // 100
+    asked_ms = int(config.pop("delivery.timeout.ms", config.get("message.timeout.ms", 0)))
+    config["message.timeout.ms"] = min(asked_ms or longest_ms, longest_ms)
+    return config
+
+
+def reader_config(settings: Settings, *, committed: bool) -> ClientConfig:
+    """The keys of a client that reads by itself, beside the group: it never joins and commits nothing."""
+    config = consumer_config(settings, partition_eof=True)
+    for name in _OF_MEMBERS:
+        config.pop(name, None)
+    config.setdefault("queued.max.messages.kbytes", READER_QUEUE_KB)
+    return {
+        **config,
+        "isolation.level": "read_committed" if committed else "read_uncommitted",
+        # The broker would hold an empty answer this long, and with it the word that this is the end.
+        "fetch.wait.max.ms": READER_WAIT_MS,
+    }
+
+
 def new_consumer(settings: Settings, *, partition_eof: bool = False, **hooks: Hook) -> Consumer:
     """A consumer of the group, not yet subscribed; its log lines and hooks are served by poll()."""
     with kafka_errors("[kafka]"):
@@ -81,6 +118,30 @@ def new_producer(settings: Settings, *, max_message_bytes: int | None = None) ->
     """An idempotent producer; its log lines are served by poll() and flush()."""
     with kafka_errors("[kafka]"):
         return Producer({**producer_config(settings, max_message_bytes=max_message_bytes), "logger": logger})
+
+
+def new_transactional_producer(
+    settings: Settings, transactional_id: str, *, max_message_bytes: int | None = None
+) -> Producer:
+    """A transactional producer, before `init_transactions`. poll() and flush() serve its log lines."""
+    with kafka_errors("[kafka]"):
+        return Producer(
+            {
+                **transactional_config(settings, transactional_id, max_message_bytes=max_message_bytes),
+                "logger": logger,
+            }
+        )
+
+
+def new_reader(settings: Settings, *, committed: bool) -> Consumer:
+    """A consumer for `assign` alone; it tells where a partition ends.
+
+    Args:
+        committed: reads what is committed, as far as the last stable offset. Otherwise it reads all there
+            is, and its watermark is the true end of the log, open transactions included.
+    """
+    with kafka_errors("[kafka]"):
+        return Consumer({**reader_config(settings, committed=committed), "logger": logger})
 
 
 def new_admin(settings: Settings, on_error: Callable[[KafkaError], None]) -> AdminClient:

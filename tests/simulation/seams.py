@@ -14,8 +14,9 @@ import laneway.consumer.committer as committer_module
 import laneway.consumer.ownership as ownership_module
 import laneway.consumer.partition as partition_module
 import laneway.consumer.worker as worker_module
-from laneway.consumer.rules import rules_of
+from laneway.consumer.rules import envelope_of, rules_of
 from laneway.consumer.settings.model import Settings
+from laneway.lanes.envelope import Envelope
 from tests.simulation.clients import FakeConsumer, FakeProducer
 from tests.simulation.process import Died, Process
 from tests.simulation.setup import SOURCE
@@ -69,6 +70,13 @@ def seams(current: Callable[[], World]) -> Iterator[None]:
         current().die(running)
         raise Died
 
+    def envelope_once(settings: Settings, source: str, decode: Any) -> Envelope:
+        # It keeps nothing of what it reads, so all processes of a history may share it.
+        world = current()
+        if world.envelope is None:
+            world.envelope = envelope_of(settings, source, decode)
+        return world.envelope
+
     real_rules = rules_of
     time = SimpleNamespace(
         monotonic=lambda: current().clock.steady_ms / 1000,
@@ -93,6 +101,7 @@ def seams(current: Callable[[], World]) -> Iterator[None]:
             "rules_of",
             lambda settings: replace(real_rules(settings), max_run=current().plan.config.max_run),
         ),
+        (worker_module, "envelope_of", envelope_once),
     )
     before = [(module, name, getattr(module, name, None)) for module, name, _ in changes]
     for module, name, value in changes:

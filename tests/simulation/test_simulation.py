@@ -15,7 +15,7 @@ from tests.simulation.plan import make_plan
 from tests.simulation.world import happen
 
 ROOT = Path(__file__).parents[2]
-SEEDS = int(os.environ.get("LANEWAY_SIMULATION_SEEDS", "1000"))
+SEEDS = int(os.environ.get("LANEWAY_SIMULATION_SEEDS", "10000"))
 LOOKED_AT = 250
 
 

@@ -142,10 +142,15 @@ def on_embedded(
     """The same settings, as far as they make sense on an embedded cluster.
 
     What says how to reach and share a real cluster (addresses, credentials, protocol, start) is
-    replaced; what says how records are read, ordered and retried stays.
+    replaced, and so is what needs transactions; what says how records are read, ordered and retried stays.
     """
     ledger = LedgerSettings.model_validate(
-        {**settings.ledger.model_dump(by_alias=True), "replication": "local", "min_free": 2**20}
+        {
+            **settings.ledger.model_dump(by_alias=True),
+            "replication": "local",
+            "on_unknown_outcome": "run-again",
+            "min_free": 2**20,
+        }
     )
     return settings.model_copy(
         update={

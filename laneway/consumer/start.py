@@ -15,6 +15,7 @@ from laneway.consumer.rules import envelope_of, temporary_of
 from laneway.consumer.settings.model import Settings
 from laneway.consumer.settler import CrashPoint, no_crash
 from laneway.consumer.worker import Worker
+from laneway.errors import ConfigError
 from laneway.pipeline import Pipeline
 from laneway.store.state_dir import StateDir
 
@@ -54,6 +55,12 @@ def build_worker(
         written = [name for each in names for name in (each.retry, each.dlq, each.review)]
         found = cluster.topics([*settings.sources, *written])
     ids = {name: "" if topic.topic_id == _NO_ID else topic.topic_id for name, topic in found.items()}
+    if settings.ledger.replication == "changelog":
+        raise ConfigError(
+            "the worker of this release keeps its ledger on one machine only",
+            where="ledger.replication",
+            mend='write replication = "local"',
+        )
     return Worker(
         settings,
         pipeline,

@@ -64,15 +64,26 @@ def test_a_flag_beats_x_beats_environment_beats_file_beats_default(tmp_path: Pat
 
 
 def test_replication_must_be_written(tmp_path: Path) -> None:
-    """Until changelog works nobody gets one-machine safety without having written so."""
+    """Nobody gets one-machine safety without having written so, and the message says what both words mean."""
     message = refused(tmp_path, 'group = "g"\nsources = ["s"]\n')
-    assert 'replication has to be written; the only value that works today is "local"' in message
-    assert "changelog" in refused(tmp_path, MINIMAL.replace("local", "changelog"))
+    assert 'replication has to be written: with "local" effects are known on this machine only' in message
+    assert 'write replication = "local" or "changelog"' in message
+    assert "'local' or 'changelog'" in refused(tmp_path, MINIMAL.replace("local", "remote"))
+
+
+def test_review_of_unknown_outcomes_needs_the_changelog(tmp_path: Path) -> None:
+    """A promise that one machine cannot keep is refused where it was written, with both ways out."""
+    message = refused(tmp_path, MINIMAL + 'on_unknown_outcome = "review"\n')
+    assert f'{tmp_path / "laneway.toml"}:5: ledger.on_unknown_outcome "review" needs replication' in message
+    assert 'write replication = "changelog" under [ledger], or take on_unknown_outcome out' in message
+    got = read(tmp_path, MINIMAL.replace("local", "changelog"), "ledger.on_unknown_outcome=review").settings
+    assert (got.ledger.replication, got.ledger.on_unknown_outcome) == ("changelog", "review")
+    assert settings(tmp_path).ledger.on_unknown_outcome == "run-again"
 
 
 @pytest.mark.parametrize(
     "key",
-    ["lanes.max_running", "lanes.max_crashes", "ledger.on_unknown_outcome", "observe.listen", "processes"],
+    ["lanes.max_running", "lanes.max_crashes", "observe.listen", "processes"],
 )
 def test_a_key_that_does_not_work_yet_does_not_exist(tmp_path: Path, key: str) -> None:
     """Keys of later versions are unknown keys, not options that do nothing."""
@@ -347,6 +358,7 @@ def test_inspection_needs_only_a_group(tmp_path: Path, monkeypatch: pytest.Monke
         "partition.assignment.strategy",
         "transactional.id",
         "enable.idempotence",
+        "enable.gapless.guarantee",
         "acks",
         "enable.partition.eof",
         "error_cb",

@@ -12,6 +12,7 @@ from typing import Final
 
 _COMMITS: Final = "an offset is committed only after its effect is durable, and only Laneway knows when"
 _WRITES: Final = "a settlement counts only when the cluster has acknowledged all its forwards"
+_FENCING: Final = "the id of its transactions is what fences a deposed owner: laneway-GROUP-..."
 _CALLBACK: Final = "callbacks are Laneway's"
 
 OWNED: Final[Mapping[str, str]] = {
@@ -31,8 +32,9 @@ OWNED: Final[Mapping[str, str]] = {
     "partition.assignment.strategy": "retry and commands partitions must move with their source partition",
     "enable.partition.eof": "Laneway asks for end-of-partition events where it needs them",
     "allow.auto.create.topics": "run `laneway topics create`: nothing relies on auto-creation",
-    "transactional.id": _WRITES,
+    "transactional.id": _FENCING,
     "enable.idempotence": _WRITES,
+    "enable.gapless.guarantee": _WRITES,
     "acks": _WRITES,
     "request.required.acks": _WRITES,
     "on_commit": _CALLBACK,
@@ -62,7 +64,7 @@ SHOWN: Final = frozenset(
         "security.protocol", "session.timeout.ms", "socket.connection.setup.timeout.ms",
         "socket.keepalive.enable", "socket.nagle.disable", "socket.timeout.ms", "ssl.ca.location",
         "ssl.certificate.location", "ssl.endpoint.identification.algorithm", "ssl.key.location",
-        "statistics.interval.ms", "topic.metadata.refresh.interval.ms",
+        "statistics.interval.ms", "topic.metadata.refresh.interval.ms", "transaction.timeout.ms",
         "enable.ssl.certificate.verification", "check.crcs",
     }
 )  # fmt: skip

@@ -35,6 +35,7 @@ from laneway.errors import ConfigError
 DEFAULT_FILE: Final = Path("laneway.toml")
 
 _REPLICATION: Final[Key] = ("ledger", "replication")
+_UNKNOWN_OUTCOME: Final[Key] = ("ledger", "on_unknown_outcome")
 _STAND_INS: Final[Mapping[Key, object]] = {("group",): "missing", ("sources",): (), _REPLICATION: "local"}
 _SWITCHES: Final = ("sequence_key", "sequence", "version")
 
@@ -118,6 +119,7 @@ def load(
             mistakes.append(error)
             resolved[key] = entry.value
     mistakes += _missing(resolved, file, inspect)
+    mistakes += _contradictions(resolved, written)
     # What is missing has been said; the rest is judged as if it were there.
     for key, value in _STAND_INS.items():
         resolved.setdefault(key, value)
@@ -176,10 +178,23 @@ def _missing(resolved: Mapping[Key, object], file: Path | None, inspect: bool) -
         )
     if _REPLICATION not in resolved:
         yield ConfigError(
-            '[ledger] replication has to be written; the only value that works today is "local"',
+            '[ledger] replication has to be written: with "local" effects are known on this machine only, '
+            'with "changelog" they follow their partition',
             where=where,
-            mend='write replication = "local" under [ledger], or give -X ledger.replication=local: effects '
-            "are then known on this machine only",
+            mend='write replication = "local" or "changelog" under [ledger], or give '
+            "-X ledger.replication=local",
+        )
+
+
+def _contradictions(resolved: Mapping[Key, object], written: Mapping[Key, Written]) -> Iterator[ConfigError]:
+    """Values that are fine by themselves and promise nothing together."""
+    if resolved.get(_UNKNOWN_OUTCOME) == "review" and resolved.get(_REPLICATION) == "local":
+        yield ConfigError(
+            'ledger.on_unknown_outcome "review" needs replication = "changelog": only there is it known to '
+            "all machines, before a handler starts, that it will",
+            where=written[_UNKNOWN_OUTCOME].place,
+            mend='write replication = "changelog" under [ledger], or take on_unknown_outcome out: an effect '
+            "whose outcome is unknown then runs again with the same key",
         )
 
 

@@ -130,8 +130,12 @@ class CycleSettings(_Table):
 class LedgerSettings(_Table):
     """The store of one source partition."""
 
-    replication: Literal["local"]
-    """`local`: the ledger lives on this machine only. Has to be written."""
+    replication: Literal["local", "changelog"]
+    """`local`: the ledger lives on this machine only. `changelog`: it follows its partition through a topic.
+    Has to be written."""
+    on_unknown_outcome: Literal["run-again", "review"] = "run-again"
+    """What a crash between effect and settlement leads to: the handler runs again with the same effect key,
+    or a person decides. `review` needs `replication = "changelog"`."""
     retention_ms: DurationMs = Field(30 * 86_400_000, alias="retention")
     """How long finished effects are remembered: the horizon of deduplication."""
     min_free_bytes: SizeBytes = Field(2 * 2**30, alias="min_free")
@@ -160,6 +164,8 @@ class TopicsSettings(_Table):
     """Rejected records."""
     review: Template = "{source}.{group}.review"
     """Cases opened and resolved."""
+    ledger: Template = "{source}.{group}.ledger"
+    """The changelog of the ledgers; needed with `replication = "changelog"` only."""
 
 
 class Settings(_Table):

@@ -78,7 +78,9 @@ def _keys(model: type[BaseModel]) -> Iterator[Key]:
         if (isinstance(shape, type) and issubclass(shape, BaseModel)) or name in {"source", "kafka"}:
             continue
         written = field.alias or name
-        yield Key(written, _default(written, field), _values(shape), field.description or "")
+        yield Key(
+            written, _default(written, field), _values(shape), " ".join((field.description or "").split())
+        )
 
 
 def _default(name: str, field: FieldInfo) -> str:

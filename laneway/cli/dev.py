@@ -27,7 +27,7 @@ from laneway.consumer.inspection.cases import CaseBook
 from laneway.consumer.kafka.cluster import Cluster
 from laneway.consumer.settings.model import Settings
 from laneway.consumer.settings.order import held_orders
-from laneway.consumer.topics import Kind, topic_names
+from laneway.consumer.topics import kinds_of, topic_names
 from laneway.errors import IncompleteError, LanewayError, UsageError
 from laneway.lanes.forward import ReviewNews
 
@@ -138,7 +138,8 @@ class _Run:
         """
         with Cluster(self._settings) as cluster:
             # Being asked for is what makes a topic here.
-            cluster.partition_counts([self._settings.sources[0], *(self._names.of(kind) for kind in Kind)])
+            companions = [self._names.of(kind) for kind in kinds_of(self._settings)]
+            cluster.partition_counts([self._settings.sources[0], *companions])
             self._reader = threading.Thread(target=self._read_journal, args=(child,), daemon=True)
             self._reader.start()
             told_s = began_s = time.monotonic()

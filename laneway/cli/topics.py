@@ -8,7 +8,7 @@ import typer
 
 from laneway.cli import options
 from laneway.cli.output import Format, Table, emit, render, say
-from laneway.consumer import topics
+from laneway.consumer import rights, topics
 from laneway.consumer.kafka.cluster import Cluster
 from laneway.consumer.topics import PlannedTopic
 
@@ -24,6 +24,7 @@ _COLUMNS = (
     "max_message_bytes",
     "cleanup_policy",
     "retention_ms",
+    "delete_retention_ms",
     "state",
 )
 
@@ -37,7 +38,11 @@ def plan(
     sources: options.Sources = None,
     output: options.Output = Format.TABLE,
 ) -> None:
-    """Print the topics, their settings and the least rights a worker needs; changes nothing."""
+    """Print the topics, their settings and the least rights a worker needs; changes nothing.
+
+    With replication = "changelog" that is the compacted ledger topic of each source too, and the right to
+    transactions whose id begins with laneway-GROUP-. Each line of ACLS completes a `kafka-acls.sh` command.
+    """
     loaded = options.load_settings(
         config, sets, bootstrap=bootstrap, group=group, sources=sources, inspect=True
     )
@@ -51,7 +56,7 @@ def plan(
         say(_EMBEDDED)
     states = {topic.name: "missing" if topic.name in missing else "exists" for topic in planned}
     table = _table("topics.plan", planned, states)
-    acls = {"acls": topics.acls(settings)}
+    acls = {"acls": rights.acls(settings)}
     emit(Table(table.kind, table.columns, table.rows, lists=acls, facts={"embedded": embedded}), output)
 
 
@@ -100,7 +105,10 @@ def check(
     sources: options.Sources = None,
     output: options.Output = Format.TABLE,
 ) -> None:
-    """Compare the topics with what the protocol needs; exit 4 with the mending command for each finding."""
+    """Compare the topics with what the protocol needs; exit 4 with the mending command for each finding.
+
+    A finding of level `warning` stops no worker, and alone it leaves with 0.
+    """
     loaded = options.load_settings(
         config, sets, bootstrap=bootstrap, group=group, sources=sources, inspect=True
     )
@@ -109,22 +117,30 @@ def check(
     with Cluster(settings) as cluster:
         findings = topics.check(settings, cluster)
         embedded = not topics.is_telling(cluster)
-    rows = [(finding.topic, finding.problem, finding.command) for finding in findings]
-    emit(
-        Table("topics.check", ("topic", "problem", "command"), rows, facts={"embedded": embedded}),
-        output,
-    )
+    rows = [
+        (finding.topic, "warning" if finding.warning else "refused", finding.problem, finding.command)
+        for finding in findings
+    ]
+    columns = ("topic", "level", "problem", "command")
+    emit(Table("topics.check", columns, rows, facts={"embedded": embedded}), output)
+    refusals = sum(not finding.warning for finding in findings)
     if embedded:
         say(_EMBEDDED)
     elif not findings:
         say(f"every topic of group {settings.group} is as it has to be")
+    elif not refusals:
+        say(f"{len(findings)} warnings: a worker of group {settings.group} would start, and log them")
     else:
-        say(f"{len(findings)} findings: a worker of group {settings.group} would refuse to start")
+        say(f"{refusals} findings: a worker of group {settings.group} would refuse to start")
         raise typer.Exit(4)
 
 
 def _names(planned: Sequence[PlannedTopic]) -> list[str]:
     return [topic.name for topic in planned]
+
+
+def _number(text: str | None) -> int | None:
+    return None if text is None else int(text)
 
 
 def _table(kind: str, planned: Sequence[PlannedTopic], states: dict[str, str]) -> Table:
@@ -137,7 +153,8 @@ def _table(kind: str, planned: Sequence[PlannedTopic], states: dict[str, str]) -
             topic.replication,
             int(topic.configs["max.message.bytes"]),
             topic.configs["cleanup.policy"],
-            int(topic.configs["retention.ms"]),
+            _number(topic.configs.get("retention.ms")),
+            _number(topic.configs.get("delete.retention.ms")),
             states[topic.name],
         )
         for topic in planned

@@ -6,6 +6,7 @@ changed by then but the mark in an empty state directory.
 
 from __future__ import annotations
 
+import logging
 from typing import Final
 
 from laneway.consumer import topics
@@ -18,6 +19,8 @@ from laneway.consumer.worker import Worker
 from laneway.errors import ConfigError
 from laneway.pipeline import Pipeline
 from laneway.store.state_dir import StateDir
+
+log = logging.getLogger("laneway")
 
 _NO_ID: Final = "A" * 22
 """What a cluster answers whose topics have no ids: sixteen zero bytes, in base 64."""
@@ -51,9 +54,10 @@ def build_worker(
     names = topics.all_topic_names(settings)
     with Cluster(settings) as cluster:
         cluster_id = cluster.cluster_id()
-        topics.require(settings, cluster)
-        written = [name for each in names for name in (each.retry, each.dlq, each.review)]
-        found = cluster.topics([*settings.sources, *written])
+        for finding in topics.require(settings, cluster):
+            log.warning("topic %s: %s; next: %s", finding.topic, finding.problem, finding.command)
+        companions = [each.of(kind) for each in names for kind in topics.kinds_of(settings)]
+        found = cluster.topics([*settings.sources, *companions])
     ids = {name: "" if topic.topic_id == _NO_ID else topic.topic_id for name, topic in found.items()}
     if settings.ledger.replication == "changelog":
         raise ConfigError(
@@ -79,7 +83,7 @@ def build_worker(
             settings.group,
             stdout=stdout,
         ),
-        max_message_bytes=max(found[name].max_message_bytes for name in written),
+        max_message_bytes=max(found[name].max_message_bytes for name in companions),
         drain_timeout_s=drain_timeout_s,
         accept_empty_ledger=accept_empty_ledger,
         crash_point=crash_point,

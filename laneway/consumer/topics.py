@@ -4,19 +4,22 @@
     {source}.{group}.commands   operator commands          partition = source partition
     {source}.{group}.dlq        rejected records           partition = source partition
     {source}.{group}.review     cases and command results
+    {source}.{group}.ledger     the changelog of the ledgers   partition = source partition
 
-A check is a list of findings, each with the command that mends it; nothing here prints or asks.
+The last is compacted, and needed with `replication = "changelog"` only. A check is a list of findings, each
+with the command that mends it; nothing here prints or asks. Rights on these topics are in `rights.py`.
 The cluster is a small port: `kafka.Cluster` is the real one, tests bring a fake.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol
 
-from laneway.consumer.settings.model import Settings
+from laneway.consumer.settings.model import Settings, TopicsSettings
 from laneway.consumer.settings.values import topic_name
 from laneway.errors import ConfigError, IncompleteError, RefusedError, TopicError
 
@@ -25,6 +28,9 @@ ENVELOPE_ROOM_BYTES: Final = 64 * 1024
 
 KEEP_FOREVER: Final = -1
 _DAY_MS: Final = 86_400_000
+DELETE_RETENTION_MS: Final = 7 * _DAY_MS
+"""How long the ledger topic keeps a tombstone. A store that was away for half of it is built anew."""
+LEAST_DELETE_RETENTION_MS: Final = 3_600_000
 _BROKER_MAX_MESSAGE_BYTES: Final = 1_048_588
 
 
@@ -35,6 +41,7 @@ class Kind(StrEnum):
     COMMANDS = "commands"
     DLQ = "dlq"
     REVIEW = "review"
+    LEDGER = "ledger"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +53,7 @@ class TopicNames:
     commands: str
     dlq: str
     review: str
+    ledger: str = ""
 
     def of(self, kind: Kind) -> str:
         """The topic of one kind."""
@@ -54,6 +62,7 @@ class TopicNames:
             Kind.COMMANDS: self.commands,
             Kind.DLQ: self.dlq,
             Kind.REVIEW: self.review,
+            Kind.LEDGER: self.ledger,
         }[kind]
 
 
@@ -72,6 +81,11 @@ class TopicInfo:
         """The largest batch it takes."""
         return int(self.configs.get("max.message.bytes", _BROKER_MAX_MESSAGE_BYTES))
 
+    @property
+    def delete_retention_ms(self) -> int:
+        """How long compaction leaves a tombstone."""
+        return int(self.configs.get("delete.retention.ms", _DAY_MS))
+
 
 @dataclass(frozen=True, slots=True)
 class PlannedTopic:
@@ -87,11 +101,16 @@ class PlannedTopic:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is not as the protocol needs it, and the command that mends it."""
+    """One thing that is not as the protocol needs it, and the command that mends it.
+
+    Attributes:
+        warning: a worker starts all the same.
+    """
 
     topic: str
     problem: str
     command: str
+    warning: bool = False
 
 
 class ClusterPort(Protocol):
@@ -111,6 +130,12 @@ class ClusterPort(Protocol):
 # --- names -------------------------------------------------------------------------------------
 
 
+def kinds_of(settings: Settings) -> tuple[Kind, ...]:
+    """The companions that a worker with these settings needs."""
+    replicated = settings.ledger.replication == "changelog"
+    return tuple(kind for kind in Kind if kind is not Kind.LEDGER or replicated)
+
+
 def topic_names(settings: Settings, source: str) -> TopicNames:
     """The companions of one source; validated by `all_topic_names`."""
     filled = {
@@ -123,6 +148,7 @@ def topic_names(settings: Settings, source: str) -> TopicNames:
         commands=filled[Kind.COMMANDS],
         dlq=filled[Kind.DLQ],
         review=filled[Kind.REVIEW],
+        ledger=filled[Kind.LEDGER],
     )
 
 
@@ -137,7 +163,7 @@ def all_topic_names(settings: Settings) -> tuple[TopicNames, ...]:
     for source in settings.sources:
         taken[_metric_name(source)] = (source, "source")
     for names in result:
-        for kind in Kind:
+        for kind in kinds_of(settings):
             name = names.of(kind)
             where = f"[topics] {kind}"
             try:
@@ -198,16 +224,16 @@ def _planned(
         )
         for each in names
         if (source := sources.get(each.source)) is not None
-        for kind in Kind
+        for kind in kinds_of(settings)
     )
 
 
 def _configs(settings: Settings, kind: Kind, source: TopicInfo) -> dict[str, str]:
-    configs = {
-        "cleanup.policy": "delete",
-        "max.message.bytes": str(source.max_message_bytes + ENVELOPE_ROOM_BYTES),
-        "retention.ms": str(_retention_ms(settings, kind)),
-    }
+    configs = {"max.message.bytes": str(source.max_message_bytes + ENVELOPE_ROOM_BYTES)}
+    if kind is Kind.LEDGER:
+        configs |= {"cleanup.policy": "compact", "delete.retention.ms": str(DELETE_RETENTION_MS)}
+    else:
+        configs |= {"cleanup.policy": "delete", "retention.ms": str(_retention_ms(settings, kind))}
     if "min.insync.replicas" in source.configs:
         configs["min.insync.replicas"] = source.configs["min.insync.replicas"]
     return configs
@@ -224,33 +250,18 @@ def _least_retry_retention_ms(settings: Settings) -> int:
     return max(settings.retry.delays_ms, default=0) + _DAY_MS
 
 
-def acls(settings: Settings, principal: str = "User:laneway") -> tuple[str, ...]:
-    """The least rights a worker needs, as `kafka-acls` arguments, one line per resource."""
-    start = f"--add --allow-principal {principal}"
-    lines = [f"{start} --operation Read --operation Describe --group {settings.group}"]
-    for names in all_topic_names(settings):
-        read = "--operation Read --operation Describe --operation DescribeConfigs"
-        both = f"{read} --operation Write"
-        lines.append(f"{start} {read} --topic {names.source}")
-        lines.append(f"{start} {both} --topic {names.retry}")
-        lines.append(f"{start} {read} --topic {names.commands}")
-        write = "--operation Write --operation Describe --operation DescribeConfigs"
-        lines.extend(f"{start} {write} --topic {name}" for name in (names.dlq, names.review))
-    return tuple(lines)
-
-
 # --- the check ---------------------------------------------------------------------------------
 
 
 def check(settings: Settings, cluster: ClusterPort) -> tuple[Finding, ...]:
-    """Everything that is not as the protocol needs it; empty when a worker may start.
+    """Everything that is not as the protocol needs it, warnings included.
 
     On the embedded cluster this says nothing: call `is_telling` first and say so.
     """
     names = all_topic_names(settings)
     if not is_telling(cluster):
         return ()
-    wanted = [*settings.sources, *(each.of(kind) for each in names for kind in Kind)]
+    wanted = [*settings.sources, *(each.of(kind) for each in names for kind in kinds_of(settings))]
     present = cluster.topics(wanted)
     findings = [
         Finding(source, "the source topic does not exist", _create_source(settings, source))
@@ -267,22 +278,24 @@ def is_telling(cluster: ClusterPort) -> bool:
     return not cluster.embedded
 
 
-def require(settings: Settings, cluster: ClusterPort) -> None:
-    """Refuse to start where `check` finds anything.
+def require(settings: Settings, cluster: ClusterPort) -> tuple[Finding, ...]:
+    """Refuse to start where `check` finds more than warnings; returns those.
 
     Raises:
         TopicError: the first finding, with the command that mends it.
     """
     findings = check(settings, cluster)
-    if findings:
-        first, more = findings[0], len(findings) - 1
+    refusals = [finding for finding in findings if not finding.warning]
+    if refusals:
+        first, more = refusals[0], len(refusals) - 1
         also = f" (and {more} more: laneway topics check)" if more else ""
         raise TopicError(
             f"{first.problem}{also}", where=f"{settings.bootstrap}, topic {first.topic}", mend=first.command
         )
+    return findings
 
 
-def _judge(settings: Settings, planned: PlannedTopic, found: TopicInfo | None) -> Iterable[Finding]:
+def _judge(settings: Settings, planned: PlannedTopic, found: TopicInfo | None) -> Iterator[Finding]:
     name = planned.name
     if found is None:
         yield Finding(name, f"the {planned.kind} topic does not exist", _laneway_create(settings))
@@ -303,11 +316,13 @@ def _judge(settings: Settings, planned: PlannedTopic, found: TopicInfo | None) -
             f"(once it is drained), then {_laneway_create(settings)}",
         )
     policy = found.configs.get("cleanup.policy", "delete")
-    if policy != "delete":
+    if policy != planned.configs["cleanup.policy"]:
+        lost = "the ledger of an idle key" if planned.kind is Kind.LEDGER else "records that share a key"
+        verb = "retention" if planned.kind is Kind.LEDGER else "compaction"
         yield Finding(
             name,
-            f"its cleanup.policy is {policy}: compaction removes records that share a key",
-            _alter(settings, name, "cleanup.policy=delete"),
+            f"its cleanup.policy is {policy}: {verb} removes {lost}",
+            _alter(settings, name, f"cleanup.policy={planned.configs['cleanup.policy']}"),
         )
     needed = int(planned.configs["max.message.bytes"])
     if found.configs and found.max_message_bytes < needed:
@@ -325,6 +340,26 @@ def _judge(settings: Settings, planned: PlannedTopic, found: TopicInfo | None) -
             f"its retention.ms is {kept_ms}: a record could be deleted before its retry is due",
             _alter(settings, name, f"retention.ms={planned.configs['retention.ms']}"),
         )
+    if planned.kind is Kind.LEDGER:
+        yield from _judge_tombstones(settings, name, found)
+
+
+def _judge_tombstones(settings: Settings, name: str, found: TopicInfo) -> Iterator[Finding]:
+    kept_ms = found.delete_retention_ms
+    if kept_ms >= DELETE_RETENTION_MS:
+        return
+    refused = kept_ms < LEAST_DELETE_RETENTION_MS
+    why = (
+        f"below {LEAST_DELETE_RETENTION_MS} what is removed while a ledger is read could stay in it"
+        if refused
+        else "a store that was away for longer than half of it is read from the start again"
+    )
+    yield Finding(
+        name,
+        f"its delete.retention.ms is {kept_ms}: {why}",
+        _alter(settings, name, f"delete.retention.ms={DELETE_RETENTION_MS}"),
+        warning=not refused,
+    )
 
 
 def create(settings: Settings, cluster: ClusterPort) -> tuple[PlannedTopic, ...]:
@@ -340,7 +375,8 @@ def create(settings: Settings, cluster: ClusterPort) -> tuple[PlannedTopic, ...]
     cluster.create_topics(missing)
     present = cluster.topics([topic.name for topic in missing])
     for topic in missing:
-        wrong = list(_judge(settings, topic, present.get(topic.name)))
+        found = _judge(settings, topic, present.get(topic.name))
+        wrong = [finding for finding in found if not finding.warning]
         if wrong:
             raise IncompleteError(
                 f"created, but reads back wrong: {wrong[0].problem}",
@@ -376,7 +412,19 @@ def to_create(settings: Settings, cluster: ClusterPort) -> tuple[PlannedTopic, .
 
 def _laneway_create(settings: Settings) -> str:
     sources = "".join(f" --source {source}" for source in settings.sources)
-    return f"laneway topics create -b {settings.bootstrap} -g {settings.group}{sources}"
+    sets = "".join(f" -X {shlex.quote(one)}" for one in _shaping(settings))
+    return f"laneway topics create -b {settings.bootstrap} -g {settings.group}{sources}{sets}"
+
+
+def _shaping(settings: Settings) -> Iterator[str]:
+    """What else the command must be told to make the topics that these settings ask for."""
+    if settings.ledger.replication == "changelog":
+        yield "ledger.replication=changelog"
+    usual = TopicsSettings()
+    for kind in kinds_of(settings):
+        template = getattr(settings.topics, kind)
+        if template != getattr(usual, kind):
+            yield f"topics.{kind}={template}"
 
 
 def _create_source(settings: Settings, source: str) -> str:

@@ -62,6 +62,39 @@ def test_plan_as_json(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) 
     assert len(document["acls"]) == 6
 
 
+CHANGELOG = ["-X", "ledger.replication=changelog"]
+
+
+def test_plan_of_a_changelog(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    """The ledger topic stands among the others, with how long it keeps tombstones and no retention."""
+    assert main(["topics", "plan", *WHO, *CHANGELOG, "-o", "json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    ledger = document["items"][-1]
+    assert (ledger["topic"], ledger["cleanup_policy"]) == ("invoices.reminders.ledger", "compact")
+    assert (ledger["retention_ms"], ledger["delete_retention_ms"]) == (None, 604_800_000)
+    assert {item["delete_retention_ms"] for item in document["items"][:-1]} == {None}
+    assert any("--transactional-id laneway-reminders- " in line for line in document["acls"])
+
+
+def test_a_check_with_warnings_only_is_exit_0(
+    cluster: FakeCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What stops no worker stops no script either, and stands in the data with its level and command."""
+    main(["topics", "create", *WHO, *CHANGELOG, "-y"])
+    ledger = cluster.has["invoices.reminders.ledger"]
+    configs = {**ledger.configs, "delete.retention.ms": "86400000"}
+    cluster.has[ledger.name] = replace(ledger, configs=configs)
+    capsys.readouterr()
+    assert main(["topics", "check", *WHO, *CHANGELOG, "-o", "json"]) == 0
+    out, err = capsys.readouterr()
+    (item,) = json.loads(out)["items"]
+    assert (item["level"], item["topic"]) == ("warning", ledger.name)
+    assert item["command"].endswith("delete.retention.ms=604800000")
+    assert "would start" in err
+    cluster.has[ledger.name] = replace(ledger, configs={**configs, "cleanup.policy": "delete"})
+    assert main(["topics", "check", *WHO, *CHANGELOG]) == 4
+
+
 def test_no_source_named_is_a_usage_error(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
     """Without a source there is nothing to plan."""
     assert main(["topics", "plan", "-b", "b:9092", "-g", "reminders"]) == 2

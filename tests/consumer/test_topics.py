@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from laneway.consumer import topics
+from laneway.consumer import rights, topics
 from laneway.consumer.settings.load import load
 from laneway.consumer.settings.model import Settings
 from laneway.consumer.topics import Finding, Kind
@@ -28,24 +28,30 @@ def ready(*sets: str) -> FakeCluster:
     return cluster
 
 
-def broken(kind: Kind, partitions: int | None = None, **configs: str) -> list[Finding]:
+CHANGELOG = "ledger.replication=changelog"
+
+
+def broken(
+    kind: Kind, partitions: int | None = None, sets: Sequence[str] = (), **configs: str
+) -> list[Finding]:
     """The findings when one companion topic has another shape."""
-    cluster = ready()
+    cluster = ready(*sets)
     name = f"invoices.reminders.{kind}"
     was = cluster.has[name]
     merged = {**was.configs, **{key.replace("_", "."): value for key, value in configs.items()}}
     cluster.has[name] = replace(was, partitions=partitions or was.partitions, configs=merged)
-    return list(topics.check(settings(), cluster))
+    return list(topics.check(settings(("invoices",), "reminders", *sets), cluster))
 
 
 def test_names_come_from_the_templates() -> None:
-    """Each source of a group has its own four companions."""
+    """Each source of a group has its own companions."""
     (names,) = topics.all_topic_names(settings())
     assert [names.of(kind) for kind in Kind] == [
         "invoices.reminders.retry",
         "invoices.reminders.commands",
         "invoices.reminders.dlq",
         "invoices.reminders.review",
+        "invoices.reminders.ledger",
     ]
     (own,) = topics.all_topic_names(settings(("invoices",), "g", "topics.dlq=dead-{group}-{source}"))
     assert own.dlq == "dead-g-invoices"
@@ -171,9 +177,92 @@ def test_the_embedded_cluster_tells_nothing() -> None:
         topics.create(settings(), cluster)
 
 
+def test_the_ledger_topic_is_planned_where_the_ledger_follows_its_partition() -> None:
+    """`changelog` plans a compacted topic that keeps its tombstones for a week; `local` plans none."""
+    cluster = FakeCluster({"invoices": source(partitions=12, **{"min.insync.replicas": "2"})})
+    assert Kind.LEDGER not in {topic.kind for topic in topics.plan(settings(), cluster)}
+    planned = topics.plan(settings(("invoices",), "reminders", CHANGELOG), cluster)
+    (ledger,) = [topic for topic in planned if topic.kind is Kind.LEDGER]
+    assert (ledger.name, ledger.partitions, ledger.replication) == ("invoices.reminders.ledger", 12, 3)
+    assert ledger.configs == {
+        "cleanup.policy": "compact",
+        "delete.retention.ms": "604800000",
+        "max.message.bytes": str(1048588 + 64 * 1024),
+        "min.insync.replicas": "2",
+    }
+
+
+def test_a_missing_ledger_topic_is_found_with_a_command_that_makes_it() -> None:
+    """The command says that there is a changelog, and which names are not the usual ones."""
+    own = settings(("invoices",), "reminders", CHANGELOG, "topics.ledger={source}.{group}.state")
+    cluster = ready()
+    (finding,) = topics.check(own, cluster)
+    assert (finding.topic, finding.problem) == ("invoices.reminders.state", "the ledger topic does not exist")
+    assert finding.command == (
+        "laneway topics create -b b:9092 -g reminders --source invoices -X ledger.replication=changelog "
+        "-X 'topics.ledger={source}.{group}.state'"
+    )
+    topics.create(own, cluster)
+    assert topics.check(own, cluster) == ()
+
+
+@pytest.mark.parametrize("policy", ["delete", "compact,delete"])
+def test_a_ledger_topic_that_forgets_idle_keys_is_found(policy: str) -> None:
+    """Case 39: anything but pure compaction removes effects that nobody touched for a while."""
+    (finding,) = broken(Kind.LEDGER, sets=[CHANGELOG], cleanup_policy=policy)
+    assert f"cleanup.policy is {policy}" in finding.problem
+    assert finding.command.endswith("--add-config cleanup.policy=compact")
+    assert not finding.warning
+
+
+@pytest.mark.parametrize(("kept_ms", "warning"), [(3_599_999, False), (3_600_000, True), (604_799_999, True)])
+def test_tombstones_that_go_early_are_found(kept_ms: int, warning: bool) -> None:
+    """Below an hour no worker starts; below a week it is told, with the same mending command."""
+    (finding,) = broken(Kind.LEDGER, sets=[CHANGELOG], delete_retention_ms=str(kept_ms))
+    assert finding.warning is warning
+    assert f"delete.retention.ms is {kept_ms}" in finding.problem
+    assert finding.command.endswith("--add-config delete.retention.ms=604800000")
+    assert broken(Kind.LEDGER, sets=[CHANGELOG], delete_retention_ms="604800000") == []
+
+
+def test_a_ledger_topic_of_another_shape_than_its_source_is_found() -> None:
+    """Partition N of it is the ledger of partition N, so the counts are the same or nothing starts."""
+    (finding,) = broken(Kind.LEDGER, partitions=5, sets=[CHANGELOG])
+    assert "5 partitions, its source invoices has 6" in finding.problem
+
+
+def test_require_returns_what_only_deserves_a_warning() -> None:
+    """A ledger topic with Kafka's own day for tombstones stops no worker, and is told."""
+    cluster = ready(CHANGELOG)
+    name = "invoices.reminders.ledger"
+    configs = {**cluster.has[name].configs, "delete.retention.ms": "86400000"}
+    cluster.has[name] = replace(cluster.has[name], configs=configs)
+    own = settings(("invoices",), "reminders", CHANGELOG)
+    (warning,) = topics.require(own, cluster)
+    assert warning.topic == name
+    cluster.has[name] = replace(cluster.has[name], configs={**configs, "delete.retention.ms": "5"})
+    with pytest.raises(TopicError, match=r"delete\.retention\.ms is 5"):
+        topics.require(own, cluster)
+
+
+def test_acls_of_a_changelog_name_transactions_and_the_ledger_topic() -> None:
+    """Two lines more: transactional ids by prefix, and the ledger topic; no right on the whole cluster."""
+    plain = rights.acls(settings())
+    lines = rights.acls(settings(("invoices",), "reminders", CHANGELOG))
+    transactions, ledger = [line for line in lines if line not in plain]
+    assert transactions.endswith(
+        "--operation Write --operation Describe --transactional-id laneway-reminders- "
+        "--resource-pattern-type prefixed"
+    )
+    for operation in ("Read", "Write", "Describe"):
+        assert f"--operation {operation} " in ledger
+    assert ledger.endswith("--topic invoices.reminders.ledger")
+    assert not any("--cluster" in line for line in lines)
+
+
 def test_acls_name_the_least_rights() -> None:
     """A worker reads its sources and never writes them."""
-    lines = topics.acls(settings(), "User:worker")
+    lines = rights.acls(settings(), "User:worker")
     assert any("--group reminders" in line for line in lines)
     (own,) = [line for line in lines if line.endswith("--topic invoices")]
     assert "Write" not in own

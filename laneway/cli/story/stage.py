@@ -23,7 +23,7 @@ from laneway.consumer.inspection.dead_letters import DeadLetter, letter_of
 from laneway.consumer.inspection.topics import StoredRecord, extents, read
 from laneway.consumer.kafka.cluster import Cluster, PartitionOffsets
 from laneway.consumer.settings.model import Settings
-from laneway.consumer.topics import Kind, TopicNames, topic_names
+from laneway.consumer.topics import TopicNames, kinds_of, topic_names
 from laneway.errors import IncompleteError
 from laneway.lanes.effect import Effect
 from laneway.lanes.forward import ReviewNews
@@ -120,7 +120,7 @@ class Stage:
         write_settings(self.settings, directory)
         with Cluster(self.settings) as asking:
             # Being asked for is what makes a topic here.
-            asking.partition_counts([name, *(self.names.of(kind) for kind in Kind)])
+            asking.partition_counts([name, *(self.names.of(kind) for kind in kinds_of(self.settings))])
 
     # -- acting
 

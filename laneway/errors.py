@@ -12,6 +12,7 @@
     ├── LedgerError                 1  a store could not be read or written
     │   ├── LedgerLockedError          another process holds the store
     │   └── LedgerFormatError          bytes in the store are not what the format says
+    │       └── ChangelogFormatError   4: nor are those in its changelog, which this release leaves alone
     └── KafkaClientError            1  the Kafka client reported something no rule above names
 
 Libraries' errors are mapped to these at one boundary each: rocksdict in `store/rocks.py`,
@@ -96,6 +97,12 @@ class LedgerLockedError(LedgerError):
 
 class LedgerFormatError(LedgerError):
     """Bytes in a store are not what its format says."""
+
+
+class ChangelogFormatError(LedgerFormatError):
+    """An entry of a changelog is not one that this release can take; nothing was changed."""
+
+    exit_code = 4
 
 
 class KafkaClientError(LanewayError):

@@ -7,6 +7,7 @@ big-endian, so that byte order is number order.
     b"e" effect_key                                an effect
     b"h" channel (1 byte)                          the highest offset handed to handlers
     b"l" lane                                      a lane
+    b"mc"                                          how much of the changelog the store holds
     b"mf"                                          the format marker: JSON, readable by any release
     b"mm"                                          the meta entry of the last cycle
     b"o" counter                                   a forward in the outbox, oldest first
@@ -22,6 +23,10 @@ hand-over: 8 bytes). Two rules keep releases able to read each other:
 a field is only ever appended, with a default, so that a shorter, older array still reads; anything
 else is a new version byte, with a decoder for the old one, and raises FORMAT. Numbers of enums are
 never given a second meaning.
+
+The changelog of a partition holds entries of these very bytes, key and value, and a tombstone where
+one is deleted: effects, lanes, parked records, cases, and the meta entry. What one store alone knows
+never travels: b"h", b"mc", b"mf", b"o", b"x" (see `changes`).
 
 Whatever does not fit is a LedgerFormatError, never a guess and never another exception.
 """
@@ -40,7 +45,7 @@ from laneway.lanes.forward import Forward
 from laneway.lanes.lane import Lane, Parked, ParkedKey
 from laneway.lanes.record import Channel
 from laneway.lanes.view import Meta
-from laneway.store.port import StoreIdentity
+from laneway.store.port import ChangelogMark, StoreIdentity
 
 FORMAT: Final = 1
 """The format this release writes. It reads this one and the one before."""
@@ -51,6 +56,7 @@ CASE: Final = b"c"
 EFFECT: Final = b"e"
 HANDED_OVER: Final = b"h"
 LANE: Final = b"l"
+CHANGELOG_KEY: Final = b"mc"
 MARKER_KEY: Final = b"mf"
 META_KEY: Final = b"mm"
 OUTBOX: Final = b"o"
@@ -70,12 +76,13 @@ _parked_decoder = msgspec.msgpack.Decoder(Parked)
 _case_decoder = msgspec.msgpack.Decoder(Case)
 _forward_decoder = msgspec.msgpack.Decoder(Forward)
 _meta_decoder = msgspec.msgpack.Decoder(Meta)
+_changelog_decoder = msgspec.msgpack.Decoder(ChangelogMark)
 
 _DAMAGED = (
     "stop the workers of this partition and keep a copy of the store; restore it, or move it aside and "
     "start with --accept-empty-ledger once you know which effects may run again"
 )
-_NEWER = "start the release that wrote it, or one that is newer"
+NEWER: Final = "start the release that wrote it, or one that is newer"
 
 _T = TypeVar("_T")
 
@@ -137,9 +144,19 @@ def parked_key(lane: str, sequence: int, offset: int) -> bytes:
     return parked_prefix(lane) + _number(sequence) + _number(offset)
 
 
+def prefix_of_parked(key: bytes) -> bytes:
+    """What the parked keys of the same lane begin with."""
+    return key[: -_PLACE.size]
+
+
 def behind_lane(key: bytes) -> bytes:
     """A key behind all followers of the lane that the parked key belongs to, and before the next lane's."""
     return key[: -_PLACE.size] + b"\xff"
+
+
+def decode_key(key: bytes) -> str:
+    """The name behind the prefix of an effect's, a lane's or a case's key."""
+    return _text("ledger", key[1:])
 
 
 def decode_parked_key(key: bytes) -> ParkedKey:
@@ -167,13 +184,13 @@ def decode_expiry_key(key: bytes) -> tuple[int, str]:
 # --- values ---------------------------------------------------------------------------------------
 
 
-def encode(value: Effect | Lane | Parked | Case | Forward | Meta) -> bytes:
+def encode(value: Effect | Lane | Parked | Case | Forward | Meta | ChangelogMark) -> bytes:
     """The stored bytes of any value that has a struct."""
     return _VERSION + _encode(value)
 
 
 def decode_effect(data: bytes) -> Effect:
-    """The inverse of `encode` for an effect; so are the next five for their structs."""
+    """The inverse of `encode` for an effect; so are the next six for their structs."""
     return _decode(_effect_decoder, data, "an effect")
 
 
@@ -200,6 +217,11 @@ def decode_forward(data: bytes) -> Forward:
 def decode_meta(data: bytes) -> Meta:
     """The meta entry."""
     return _decode(_meta_decoder, data, "the meta entry")
+
+
+def decode_changelog_mark(data: bytes) -> ChangelogMark:
+    """How much of the changelog a store holds."""
+    return _decode(_changelog_decoder, data, "the changelog mark")
 
 
 def encode_handed_over(offset: int) -> bytes:
@@ -253,7 +275,7 @@ def marker_format(data: bytes, where: str) -> int:
         raise StateDirError(
             f"it has format {number}; this release reads {max(1, FORMAT - 1)} to {FORMAT}",
             where=where,
-            mend=_NEWER if number > FORMAT else "start a release in between, once, to bring it forward",
+            mend=NEWER if number > FORMAT else "start a release in between, once, to bring it forward",
         )
     return number
 
@@ -284,7 +306,7 @@ def _body(data: bytes, what: str) -> bytes:
         raise LedgerFormatError(
             f"{what} has value version {version}, this release knows {VALUE_VERSION}: "
             "written by a newer release, or damaged",
-            mend=_NEWER if version > VALUE_VERSION else _DAMAGED,
+            mend=NEWER if version > VALUE_VERSION else _DAMAGED,
         )
     return data[1:]
 

@@ -18,11 +18,12 @@ from laneway.lanes.effect import FINISHED, Effect
 from laneway.lanes.forward import Forward
 from laneway.lanes.lane import Lane, Parked, ParkedKey
 from laneway.lanes.record import Channel
-from laneway.lanes.view import Entry, Meta, Opening, PutCase, PutEffect, PutLane, PutParked
+from laneway.lanes.view import Entry, Meta, Opening
 from laneway.store import codec, rocks
+from laneway.store.changes import Value, encode_cycle, expiry_of, last_states, read_change
 from laneway.store.files import make_private_dir, tree_bytes
-from laneway.store.port import LedgerStats, StoreIdentity
-from laneway.store.rocks import Change, Rocks
+from laneway.store.port import Change, ChangelogMark, LedgerStats, StoreIdentity
+from laneway.store.rocks import Rocks
 
 _ALL: Final = 2**31
 _FRONTS: Final = 1024
@@ -88,6 +89,11 @@ class LedgerReads:
             lanes_with_parked=[codec.decode_parked_key(key)[0] for key in first_of_lanes],
         )
 
+    def changelog_mark(self) -> ChangelogMark | None:
+        """How much of the changelog the store holds; None when it never followed one."""
+        data = self._store.get(codec.CHANGELOG_KEY)
+        return None if data is None else codec.decode_changelog_mark(data)
+
     def identity(self) -> StoreIdentity | None:
         """Whose store this is; None while it has no marker yet.
 
@@ -124,6 +130,9 @@ class Ledger(LedgerReads):
         # The same for the followers of a lane: the lowest that may exist, by parked prefix. A lane of
         # 100,000 followers is released from the front, and each look would step over all those gone.
         self._fronts: dict[bytes, bytes] = {}
+        # Index entries of the effects that `expired` told last, by effect key, to go with their tombstones.
+        self._told: dict[bytes, bytes] = {}
+        self._logged = True
 
     @classmethod
     def open(cls, path: Path, identity: StoreIdentity) -> Ledger:
@@ -152,27 +161,19 @@ class Ledger(LedgerReads):
         cleared: Sequence[bytes] = (),
     ) -> list[bytes]:
         """Store one cycle in one unsynced write batch; see `LedgerStore.apply`."""
-        changes: list[Change] = []
-        # A busy lane changes with every record of a cycle; only its last state is worth writing.
-        lanes: dict[str, Lane | None] = {}
-        for entry in entries:
-            if isinstance(entry, PutEffect):
-                self._put_effect(changes, entry.effect_key, entry.effect)
-            elif isinstance(entry, PutLane):
-                lanes[entry.lane_id] = entry.lane
-            elif isinstance(entry, PutParked):
-                self._put_parked(changes, entry.key, entry.parked)
-            elif isinstance(entry, PutCase):
-                changes.append((codec.case_key(entry.case_id), _encoded(entry.case)))
-        changes.extend((codec.lane_key(lane), _encoded(state)) for lane, state in lanes.items())
-        changes.extend((key, None) for key in cleared)
+        batch: list[Change] = []
+        encode, derive = codec.encode, self._derive
+        for key, value in last_states(entries).items():
+            batch.append((key, None if value is None else encode(value)))
+            derive(batch, key, value)
+        batch.extend((key, None) for key in cleared)
         # A failed write burns its numbers; they only have to ascend.
         first = self._next_outbox
         self._next_outbox += len(outbox)
         keys = [codec.outbox_key(first + index) for index in range(len(outbox))]
-        changes.extend((key, codec.encode(forward)) for key, forward in zip(keys, outbox, strict=True))
-        changes.append((codec.META_KEY, codec.encode(meta)))
-        self._store.write(changes)
+        batch.extend((key, codec.encode(forward)) for key, forward in zip(keys, outbox, strict=True))
+        batch.append((codec.META_KEY, codec.encode(meta)))
+        self._store.write(batch, logged=self._logged)
         return keys
 
     def clear_outbox(self, keys: Sequence[bytes]) -> None:
@@ -192,21 +193,47 @@ class Ledger(LedgerReads):
 
     def expire(self, before_ms: int, limit: int) -> int:
         """Forget finished effects last changed before `before_ms`; see `LedgerStore.expire`."""
-        if before_ms <= self._expiry_from_ms or limit <= 0:
-            return 0
-        first, end = codec.expiry_key(self._expiry_from_ms), codec.expiry_key(before_ms)
-        entries = self._store.scan(first, end, limit)
-        named = [codec.decode_expiry_key(key) for key, _ in entries]
-        effects = self.effects([effect_key for _, effect_key in named])
-        changes: list[Change] = [(key, None) for key, _ in entries]
-        for (changed_ms, effect_key), effect in zip(named, effects, strict=True):
-            # An effect that moved on since has a later index entry, or gets one when it finishes.
-            if effect is not None and effect.state in FINISHED and effect.changed_ms == changed_ms:
-                changes.append((codec.effect_key(effect_key), None))
-        if changes:
-            self._store.write(changes)
-        self._expiry_from_ms = named[-1][0] if len(entries) == limit else before_ms
+        entries, old = self._expiring(before_ms, limit)
+        batch: list[Change] = [(index, None) for index in entries]
+        batch.extend((codec.effect_key(effect_key), None) for _, effect_key in old)
+        if batch:
+            self._store.write(batch, logged=self._logged)
         return len(entries)
+
+    def changes(self, entries: Iterable[Entry], meta: Meta, expired: Sequence[str] = ()) -> list[Change]:
+        """A cycle as changelog entries, the meta entry last; see `LedgerStore.changes`."""
+        return encode_cycle(entries, meta, expired)
+
+    def apply_changes(self, changes: Sequence[Change], mark: ChangelogMark) -> None:
+        """Store committed changelog entries in one unsynced batch; see `LedgerStore.apply_changes`."""
+        derive = self._derive
+        batch = list(changes)
+        for key, data in changes:
+            derive(batch, key, read_change(key, data)[1])
+        batch.append((codec.CHANGELOG_KEY, codec.encode(mark)))
+        self._store.write(batch, logged=self._logged)
+
+    def begin_restore(self) -> None:
+        """Spare the write-ahead log until `end_restore`; see `LedgerStore.begin_restore`."""
+        self._logged = False
+
+    def end_restore(self) -> None:
+        """Flush; from here on every batch is logged. See `LedgerStore.end_restore`."""
+        self._store.sync()
+        self._logged = True
+
+    def expired(self, before_ms: int, limit: int) -> list[str]:
+        """Keys of finished effects last changed before `before_ms`; see `LedgerStore.expired`."""
+        entries, old = self._expiring(before_ms, limit)
+        self._told = {codec.effect_key(effect_key): index for index, effect_key in old}
+        kept = set(self._told.values())
+        stale: list[Change] = [(index, None) for index in entries if index not in kept]
+        if stale:
+            self._store.write(stale, logged=self._logged)
+        if old:
+            # Those told are met again until their tombstones come.
+            self._expiry_from_ms = codec.decode_expiry_key(old[0][0])[0]
+        return [effect_key for _, effect_key in old]
 
     def close(self) -> None:
         """Sync and let go of the store. Twice is once; waits for a `sync` under way."""
@@ -224,24 +251,45 @@ class Ledger(LedgerReads):
             self._fronts[prefix] = codec.parked_key(*found[0][0])
         return found
 
-    def _put_parked(self, changes: list[Change], place: ParkedKey, parked: Parked | None) -> None:
-        key = codec.parked_key(*place)
-        changes.append((key, _encoded(parked)))
-        if parked is not None and self._fronts:
-            prefix = codec.parked_prefix(place[0])
-            if key < self._fronts.get(prefix, b""):
-                self._fronts[prefix] = key
+    def _expiring(self, before_ms: int, limit: int) -> tuple[list[bytes], list[tuple[bytes, str]]]:
+        """The next index entries below the limit of age, and those of effects that may go, with their keys.
 
-    def _put_effect(self, changes: list[Change], key: str, effect: Effect) -> None:
-        changes.append((codec.effect_key(key), codec.encode(effect)))
-        if effect.state in FINISHED:
-            changes.append((codec.expiry_key(effect.changed_ms, key), b""))
-            # Lower only when the clock went back.
-            self._expiry_from_ms = min(self._expiry_from_ms, effect.changed_ms)
+        The others are stale: an effect that moved on has a later entry, or gets one when it finishes.
+        """
+        if before_ms <= self._expiry_from_ms or limit <= 0:
+            return [], []
+        first, end = codec.expiry_key(self._expiry_from_ms), codec.expiry_key(before_ms)
+        entries = [key for key, _ in self._store.scan(first, end, limit)]
+        named = [codec.decode_expiry_key(key) for key in entries]
+        effects = self.effects([effect_key for _, effect_key in named])
+        self._expiry_from_ms = named[-1][0] if len(entries) == limit else before_ms
+        old = [
+            (index, effect_key)
+            for index, (changed_ms, effect_key), effect in zip(entries, named, effects, strict=True)
+            if effect is not None and effect.state in FINISHED and effect.changed_ms == changed_ms
+        ]
+        return entries, old
 
+    def _derive(self, batch: list[Change], key: bytes, value: Value | None) -> None:
+        """Keep what follows from an entry that is to be written: the expiry index and two hints.
 
-def _encoded(value: Lane | Parked | Case | None) -> bytes | None:
-    return None if value is None else codec.encode(value)
+        A write that fails after this leaves hints that are too low, which costs time only.
+        """
+        if isinstance(value, Effect):
+            index = expiry_of(key, value)
+            if index is not None:
+                batch.append((index, b""))
+                # Lower only when the clock went back.
+                self._expiry_from_ms = min(self._expiry_from_ms, value.changed_ms)
+        elif isinstance(value, Parked):
+            if self._fronts:
+                prefix = codec.prefix_of_parked(key)
+                if key < self._fronts.get(prefix, b""):
+                    self._fronts[prefix] = key
+        elif value is None and self._told:
+            stale = self._told.pop(key, None)
+            if stale is not None:
+                batch.append((stale, None))
 
 
 def _claim(store: Rocks, identity: StoreIdentity) -> None:

@@ -1,7 +1,8 @@
 """The ledger's twin in memory: `LedgerStore` over dictionaries, for simulations and the Harness.
 
-Written apart from `ledger`, without its codec, so that each checks the other under the one contract
-suite. It adds what only a simulation can ask for: the crash, with and without what was not synced.
+Written apart from `ledger`, so that each checks the other under the one contract suite; of its bytes
+it knows the changelog's only, since those travel. It adds what only a simulation can ask for: the
+crash, with and without what was not synced.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from laneway.lanes.forward import Forward
 from laneway.lanes.lane import Lane, Parked, ParkedKey
 from laneway.lanes.record import Channel
 from laneway.lanes.view import Entry, Meta, Opening, PutCase, PutEffect, PutLane, PutParked
-from laneway.store.port import LedgerStats
+from laneway.store.changes import encode_cycle, read_entry
+from laneway.store.port import Change, ChangelogMark, LedgerStats
 
 _Place = tuple[int, int]
 _K = TypeVar("_K")
@@ -36,6 +38,7 @@ class _State:
         self.outbox: dict[int, Forward] = {}
         self.handed_over: dict[Channel, int] = {}
         self.meta: Meta | None = None
+        self.mark: ChangelogMark | None = None
 
     def copy(self) -> _State:
         twin = _State()
@@ -46,11 +49,12 @@ class _State:
         twin.outbox = dict(self.outbox)
         twin.handed_over = dict(self.handed_over)
         twin.meta = self.meta
+        twin.mark = self.mark
         return twin
 
     def put(self, entry: Entry) -> None:
         if isinstance(entry, PutEffect):
-            self.effects[entry.effect_key] = entry.effect
+            _put(self.effects, entry.effect_key, entry.effect)
         elif isinstance(entry, PutLane):
             _put(self.lanes, entry.lane_id, entry.lane)
         elif isinstance(entry, PutCase):
@@ -61,6 +65,12 @@ class _State:
             _put(followers, (place[0], place[1]), entry.parked)
             if not followers:
                 del self.parked[lane]
+
+    def take(self, entry: Entry | Meta) -> None:
+        if isinstance(entry, Meta):
+            self.meta = entry
+        else:
+            self.put(entry)
 
 
 _Step = Callable[[_State], None]
@@ -75,6 +85,8 @@ class MemoryLedger:
         # What was written since the last sync, to be done again to the durable state by the next.
         self._unsynced: list[_Step] = []
         self._next_outbox = 1
+        # What a crash of the process leaves while a restore is under way; None at other times.
+        self._before_restore: _State | None = None
         self._lock = threading.Lock()
         self._closed = False
 
@@ -134,6 +146,10 @@ class MemoryLedger:
             lanes_with_parked=sorted(state.parked),
         )
 
+    def changelog_mark(self) -> ChangelogMark | None:
+        """How much of the changelog the store holds; None when it never followed one."""
+        return self._open().mark
+
     # --- the writing half -----------------------------------------------------------------------
 
     def apply(
@@ -190,19 +206,48 @@ class MemoryLedger:
 
     def expire(self, before_ms: int, limit: int) -> int:
         """Forget finished effects last changed before `before_ms`; see `LedgerStore.expire`."""
-        found = self._open().effects
-        old = sorted(
-            (effect.changed_ms, key)
-            for key, effect in found.items()
-            if effect.state in FINISHED and effect.changed_ms < before_ms
-        )[: max(0, limit)]
+        old = self.expired(before_ms, limit)
 
         def step(state: _State) -> None:
-            for _, key in old:
-                del state.effects[key]
+            for key in old:
+                state.effects.pop(key, None)
 
         self._write(step)
         return len(old)
+
+    def changes(self, entries: Iterable[Entry], meta: Meta, expired: Sequence[str] = ()) -> list[Change]:
+        """A cycle as changelog entries, the meta entry last; see `LedgerStore.changes`."""
+        return encode_cycle(entries, meta, expired)
+
+    def apply_changes(self, changes: Sequence[Change], mark: ChangelogMark) -> None:
+        """Store committed changelog entries and how far they go; see `LedgerStore.apply_changes`."""
+        self._open()
+        entries = [read_entry(key, data) for key, data in changes]
+
+        def step(state: _State) -> None:
+            for entry in entries:
+                state.take(entry)
+            state.mark = mark
+
+        self._write(step)
+
+    def begin_restore(self) -> None:
+        """From here to `end_restore` a crash of the process forgets all that was applied."""
+        self._before_restore = self._open().copy()
+
+    def end_restore(self) -> None:
+        """Make durable what was restored; see `LedgerStore.end_restore`."""
+        self.sync()
+        self._before_restore = None
+
+    def expired(self, before_ms: int, limit: int) -> list[str]:
+        """Keys of finished effects last changed before `before_ms`; see `LedgerStore.expired`."""
+        old = sorted(
+            (effect.changed_ms, key)
+            for key, effect in self._open().effects.items()
+            if effect.state in FINISHED and effect.changed_ms < before_ms
+        )
+        return [key for _, key in old[: max(0, limit)]]
 
     def close(self) -> None:
         """Sync and let go. Twice is once."""
@@ -223,7 +268,7 @@ class MemoryLedger:
             lose_unsynced: the machine lost power. False: only the process was killed, and the
                 operating system had every write already.
         """
-        state = self._durable if lose_unsynced else self._state
+        state = self._durable if lose_unsynced else self._before_restore or self._state
         self._closed = True
         return _reopened(state.copy())
 

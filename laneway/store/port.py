@@ -33,6 +33,24 @@ class StoreIdentity(msgspec.Struct, frozen=True):
     retry_id: str = ""
 
 
+Change = tuple[bytes, bytes | None]
+"""A key of the ledger and its new value; None deletes it. Also key and value of a changelog record."""
+
+
+class ChangelogMark(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """How much of the changelog a ledger holds: it is the fold of what was committed below this.
+
+    Attributes:
+        topic_id: of the changelog topic; "" where the cluster gives none.
+        next_offset: of the changelog partition.
+        current_ms: epoch ms at which the ledger was last known to hold all that was committed.
+    """
+
+    topic_id: str
+    next_offset: int
+    current_ms: int
+
+
 class LedgerStats(msgspec.Struct, frozen=True):
     """The size of a ledger and how far it came; cheap to ask for, for display only.
 
@@ -69,8 +87,13 @@ class LedgerReading(LedgerView, Protocol):
 class LedgerStore(LedgerReading, Protocol):
     """The ledger of one source partition, as its one owner uses it.
 
-    Everything but `sync` belongs to one thread. `sync` may run beside any of it on another
+    Everything but `sync` belongs to one thread at a time. `sync` may run beside any of it on another
     thread, and `close` waits for it.
+
+    It is written in one of two ways. Where the ledger is the truth (`local`): `apply`, `clear_outbox`,
+    `expire`. Where it follows the changelog: `changes` tells what to commit, `apply_changes` takes what
+    was committed, by this process or read back, and `expired` what may be forgotten. Notes of the
+    process (`note_handed_over`) stay in the store in either case.
     """
 
     def opening(self) -> Opening:
@@ -124,6 +147,55 @@ class LedgerStore(LedgerReading, Protocol):
 
         Returns:
             How many index entries were dealt with; below `limit` there is no more to do now.
+        """
+        ...
+
+    def changes(self, entries: Iterable[Entry], meta: Meta, expired: Sequence[str] = ()) -> list[Change]:
+        """A cycle as changelog entries: one for each key, its last state; the meta entry last.
+
+        Pure encoding: nothing is read or stored.
+
+        Args:
+            expired: what `expired` answered; forgotten by tombstones, unless `entries` write it again.
+        """
+        ...
+
+    def apply_changes(self, changes: Sequence[Change], mark: ChangelogMark) -> None:
+        """Store committed changelog entries and how far they go, all of it or nothing, unsynced.
+
+        The batch may begin and end anywhere in the changelog. Applying entries again changes nothing.
+
+        Raises:
+            ChangelogFormatError: an entry that this release cannot read, or that does not belong
+                in a changelog. Nothing of the batch was stored.
+            LedgerError: the store refused; nothing of the batch is known to be stored.
+        """
+        ...
+
+    def changelog_mark(self) -> ChangelogMark | None:
+        """As of the last `apply_changes`; None when there was none."""
+        ...
+
+    def begin_restore(self) -> None:
+        """Expect many batches of changes. A crash before `end_restore` may forget the later ones.
+
+        What it leaves, `changelog_mark` says: never entries without their mark or a mark without its entries.
+        """
+        ...
+
+    def end_restore(self) -> None:
+        """Make the restored entries durable; from here on a crash of the process forgets nothing applied."""
+        ...
+
+    def expired(self, before_ms: int, limit: int) -> list[str]:
+        """Keys of finished effects last changed before `before_ms`, oldest first, at most `limit`.
+
+        They are told again until their tombstones come through `apply_changes`. Ask when no cycle is
+        on its way that could write one of them: its tombstone would follow what that cycle wrote.
+
+        Args:
+            limit: index entries looked at in this call. Some may be stale, so an answer below the
+                limit, or none, does not mean that there is no more.
         """
         ...
 

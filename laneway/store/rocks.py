@@ -26,6 +26,7 @@ from typing import Any, Final, NoReturn
 import rocksdict
 
 from laneway.errors import LedgerError, LedgerFormatError, LedgerLockedError
+from laneway.store.port import Change
 
 BLOCK_CACHE_BYTES: Final = 128 * 1024 * 1024
 """Shared by all stores of the process: data blocks, and every index and bloom filter block."""
@@ -44,9 +45,6 @@ LOG_FILES: Final = 2
 
 _FAMILY: Final = "default"
 
-Change = tuple[bytes, bytes | None]
-"""A key and its new value; None deletes it."""
-
 
 class Rocks:
     """One open store.
@@ -60,6 +58,8 @@ class Rocks:
         self._path = path
         self._writes = writes
         self._syncing = threading.Lock()
+        # Whether something was written that is in no log, so that only a flush makes it durable.
+        self._unlogged = False
 
     @property
     def path(self) -> Path:
@@ -92,17 +92,27 @@ class Rocks:
         except Exception as error:  # noqa: BLE001 - rocksdict raises nothing more precise
             _raise(error, self._path)
 
-    def write(self, changes: Iterable[Change]) -> None:
-        """All changes or none, unsynced; of two changes of one key the later stands."""
+    def write(self, changes: Iterable[Change], *, logged: bool = True) -> None:
+        """All changes or none, unsynced; of two changes of one key the later stands.
+
+        Args:
+            logged: False spares the write-ahead log. Then a crash of the process, too, forgets what
+                was not flushed yet: the last batches, each of them whole.
+        """
         batch = rocksdict.WriteBatch(raw_mode=True)
-        delete = batch.delete
+        put, delete = batch.put, batch.delete
         for key, value in changes:
             if value is None:
                 delete(key)
             else:
-                batch[key] = value
+                put(key, value)
+        how = None
+        if not logged:
+            how = rocksdict.WriteOptions()
+            how.disable_wal = True  # type: ignore[method-assign, assignment]  # a property, whatever the stub says
+            self._unlogged = True
         try:
-            self._open().write(batch)
+            self._open().write(batch, how)
         except Exception as error:  # noqa: BLE001 - rocksdict raises nothing more precise
             _raise(error, self._path)
 
@@ -158,9 +168,17 @@ class Rocks:
         return key if key is not None and key >= first else None
 
     def sync(self) -> None:
-        """Write-ahead log to the disk, outside the GIL. From any thread."""
+        """All that was written to the disk, outside the GIL. From any thread."""
         with self._syncing:
             try:
+                if self._unlogged:
+                    # Before the flush: what another thread writes meanwhile is for the next sync.
+                    self._unlogged = False
+                    try:
+                        self._open().flush()
+                    except BaseException:
+                        self._unlogged = True
+                        raise
                 self._open().flush_wal(True)
             except Exception as error:  # noqa: BLE001 - rocksdict raises nothing more precise
                 _raise(error, self._path)
@@ -247,6 +265,23 @@ def open_secondary(path: Path, scratch: Path) -> Rocks:
 def exists(path: Path) -> bool:
     """True when a store was made here and got as far as a manifest."""
     return (path / "CURRENT").is_file()
+
+
+def check_unlocked(path: Path) -> None:
+    """Raise when somebody has the store open; whatever else is wrong with it does not matter here.
+
+    Raises:
+        LedgerLockedError: some process, perhaps this one, has it.
+    """
+    if not exists(path):
+        return
+    # Never by the lock file: to open and close it would drop the lock that this process may hold.
+    try:
+        open_primary(path).close()
+    except LedgerLockedError:
+        raise
+    except LedgerError:
+        return
 
 
 def layout(path: Path) -> tuple[bytes, int]:

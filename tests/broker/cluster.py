@@ -71,10 +71,10 @@ class Cluster:
         *,
         deadline_s: float = DEADLINE_S,
     ) -> None:
-        """Creates a topic and returns once every partition of it has a leader."""
+        """Creates a topic, copied as the cluster says; returns once every partition of it has a leader."""
         admin = self._admin()
         deadline = time.monotonic() + deadline_s
-        topic = NewTopic(name, num_partitions=partitions, replication_factor=1, config=dict(config or {}))
+        topic = NewTopic(name, num_partitions=partitions, replication_factor=-1, config=dict(config or {}))
         created = admin.create_topics([topic], operation_timeout=deadline_s, request_timeout=deadline_s)
         _result(created[name], deadline_s, f"create topic {name}")
         while not self._is_led(name, partitions):

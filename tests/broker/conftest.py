@@ -10,6 +10,8 @@ import pytest
 
 from tests.broker.cluster import Cluster
 from tests.broker.kafka import KafkaBroker, NoKafkaError, find_kafka, start_kafka
+from tests.broker.members import ThreeBrokers, start_three
+from tests.broker.proxy import Proxy
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,63 @@ def own_kafka(kafka: KafkaBroker) -> Iterator[KafkaBroker]:
         pytest.skip(str(error))
     yield broker
     broker.stop()
+
+
+@pytest.fixture(scope="module")
+def three_brokers() -> Iterator[ThreeBrokers]:
+    """Three members of a test file's own, each of which may be stopped, paused, killed and restarted.
+
+    A test that takes one away must bring it back before it ends.
+    """
+    try:
+        brokers = start_three()
+    except NoKafkaError as error:
+        pytest.skip(str(error))
+    yield brokers
+    brokers.stop()
+
+
+@dataclass(frozen=True)
+class ProxiedKafka:
+    """A broker with a proxy before it.
+
+    Attributes:
+        bootstrap: whoever starts here goes through the proxy with everything.
+        direct: whoever starts here goes round it.
+    """
+
+    broker: KafkaBroker
+    proxy: Proxy
+
+    @property
+    def bootstrap(self) -> str:
+        return self.proxy.address
+
+    @property
+    def direct(self) -> str:
+        return self.broker.bootstrap
+
+
+@pytest.fixture(scope="module")
+def _kafka_behind_a_proxy() -> Iterator[ProxiedKafka]:
+    with Proxy() as proxy:
+        try:
+            broker = start_kafka(proxy_port=proxy.port)
+        except NoKafkaError as error:
+            pytest.skip(str(error))
+        proxy.stand_before(broker.behind_proxy)
+        yield ProxiedKafka(broker, proxy)
+        broker.stop()
+
+
+@pytest.fixture
+def proxied_kafka(_kafka_behind_a_proxy: ProxiedKafka) -> Iterator[ProxiedKafka]:
+    """A broker of this file's own that may be paused, killed and restarted, behind a proxy that passes all.
+
+    After each test the proxy passes all again.
+    """
+    yield _kafka_behind_a_proxy
+    _kafka_behind_a_proxy.proxy.release()
 
 
 @pytest.fixture

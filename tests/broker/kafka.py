@@ -32,22 +32,18 @@ import tempfile
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
-
-if TYPE_CHECKING:
-    from testcontainers.core.container import DockerContainer
 
 NOTHING_FOUND = (
     "needs a real Kafka: set LANEWAY_TEST_BOOTSTRAP, or start a Docker engine, "
     "or install a JVM (17 or newer) with Maven"
 )
-IMAGE = "apache/kafka:4.1.1"
 POM = Path(__file__).with_name("kafka-pom.xml")
 REPOSITORY = Path(__file__).resolve().parents[2]
 START_DEADLINE_S = 60.0
@@ -143,12 +139,35 @@ class KafkaBroker(ABC):
         """Ends the broker properly if it runs, and starts it again on the same port and data."""
 
 
+class OwnBroker(KafkaBroker):
+    """A broker made here; `start_together` brings it up.
+
+    Attributes:
+        behind_proxy: the address of a second listener, where there is a proxy before this broker: whoever
+            comes in here is sent to the proxy's port for everything that follows.
+    """
+
+    behind_proxy = ""
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """What has to be done once, and may be done beside other brokers."""
+
+    @abstractmethod
+    def launch(self) -> None:
+        """Starts it from the main thread (a JVM ends with the thread it is from) and returns at once."""
+
+    @abstractmethod
+    def await_answer(self) -> None:
+        """Returns once it serves."""
+
+
 class ExternalBroker(KafkaBroker):
     """A cluster named by the environment: used, never touched."""
 
     def __init__(self, bootstrap: str) -> None:
         super().__init__(bootstrap, "LANEWAY_TEST_BOOTSTRAP", ours=False)
-        _wait_until_it_answers(bootstrap, time.monotonic() + START_DEADLINE_S)
+        wait_until_it_answers(bootstrap, time.monotonic() + START_DEADLINE_S)
 
     def stop(self) -> None:
         """Leaves the cluster as it is."""
@@ -173,11 +192,25 @@ class ExternalBroker(KafkaBroker):
         return NotOurBrokerError(f"{self.bootstrap} comes from {self.source}: use the fixture `own_kafka`")
 
 
-class JvmBroker(KafkaBroker):
-    """Broker and controller in one JVM on loopback, with storage formatted afresh."""
+class JvmBroker(OwnBroker):
+    """Broker and controller in one JVM on loopback.
 
-    def __init__(self, java: str, class_path: str, settings: Mapping[str, str], heap_mb: int) -> None:
-        port, controller_port = _free_ports(2)
+    Args:
+        ports: the broker's and the controller's; free ones by default.
+        storage: what the tool that formats the storage is told beside the settings.
+        proxy_port: of a proxy on loopback that stands before it.
+    """
+
+    def __init__(
+        self,
+        settings: Mapping[str, str],
+        heap_mb: int,
+        ports: tuple[int, int] | None = None,
+        storage: Sequence[str] = (),
+        proxy_port: int | None = None,
+    ) -> None:
+        java, class_path = _find_java(), _class_path()
+        port, controller_port = ports or free_ports(2)
         super().__init__(f"127.0.0.1:{port}", "JVM", ours=True)
         _sweep_abandoned_directories()
         self.directory = Path(tempfile.mkdtemp(prefix=_DIRECTORY_PREFIX))
@@ -197,13 +230,12 @@ class JvmBroker(KafkaBroker):
             "log.dirs": str(self.directory / "data"),
             **settings,
         }
+        if proxy_port is not None:
+            self.behind_proxy = f"127.0.0.1:{free_ports(1)[0]}"
+            lines["listeners"] += f",PROXIED://{self.behind_proxy}"
+            add_proxied_listener(lines, proxy_port)
         self._properties.write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
-        try:
-            self._format_storage()
-            self._launch()
-        except BaseException:
-            self.stop()
-            raise
+        self._storage = storage or ("--standalone", "-t", random_uuid())
 
     @property
     def pid(self) -> int:
@@ -246,18 +278,20 @@ class JvmBroker(KafkaBroker):
             except subprocess.TimeoutExpired:
                 self.kill()
             self._process = None
-        self._launch()
+        self.launch()
+        self.await_answer()
 
-    def _format_storage(self) -> None:
+    def prepare(self) -> None:
+        """Formats the storage."""
         quick = ["-XX:TieredStopAtLevel=1", "-Xmx64m"]
-        tool = ["kafka.tools.StorageTool", "format", "--standalone", "-t", _cluster_id(), "-c"]
+        tool = ["kafka.tools.StorageTool", "format", *self._storage, "-c"]
         command = [*self._java, *quick, *tool, str(self._properties)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=START_DEADLINE_S, check=False)
         if done.returncode:
             raise KafkaStartError(f"formatting the storage failed:\n{done.stdout}{done.stderr}")
 
-    def _launch(self) -> None:
-        deadline = time.monotonic() + START_DEADLINE_S
+    def launch(self) -> None:
+        """Starts the JVM with its formatted storage."""
         broker = [*self._java, *self._heap, "-XX:+UseSerialGC", "kafka.Kafka", str(self._properties)]
         launcher = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid())]
         assert self._lock is not None, "a stopped broker is not started again"
@@ -272,62 +306,36 @@ class JvmBroker(KafkaBroker):
                 pass_fds=[self._lock],
                 start_new_session=True,  # Ctrl-C is for the tests; they end the broker themselves
             )
+
+    def await_answer(self) -> None:
+        """Returns once it serves."""
         try:
-            _wait_until_it_answers(self.bootstrap, deadline, self._process)
+            wait_until_it_answers(self.bootstrap, time.monotonic() + START_DEADLINE_S, self._process)
         except KafkaStartError as error:
             log_end = self._log.read_text(errors="replace")[-4000:]
             self.kill()
             raise KafkaStartError(f"{error}; its log ends with:\n{log_end}") from error
 
 
-class DockerBroker(KafkaBroker):
-    """The `apache/kafka` image on a fixed port of the Docker host; testcontainers' reaper ends leftovers."""
+def add_proxied_listener(lines: dict[str, str], proxy_port: int) -> None:
+    """Settings of a second listener, beside its own address: its clients are sent to the proxy."""
+    lines["advertised.listeners"] += f",PROXIED://127.0.0.1:{proxy_port}"
+    lines["listener.security.protocol.map"] += ",PROXIED:PLAINTEXT"
 
-    def __init__(self, settings: Mapping[str, str]) -> None:
-        # Imported here: it costs a third of a second, and most machines take another source.
-        from testcontainers.core.container import DockerContainer  # noqa: PLC0415
 
-        (port,) = _free_ports(1)
-        self._container: DockerContainer = DockerContainer(IMAGE).with_bind_ports(9092, port)
-        host = self._container.get_container_host_ip().replace("localhost", "127.0.0.1")
-        super().__init__(f"{host}:{port}", "Docker", ours=True)
-        lines = {
-            **SETTINGS,
-            "listeners": "PLAINTEXT://:9092,CONTROLLER://:9093",
-            "advertised.listeners": f"PLAINTEXT://{self.bootstrap}",
-            "controller.quorum.voters": "1@127.0.0.1:9093",
-            "log.dirs": "/var/lib/kafka/data",
-            **settings,
-        }
-        for key, value in lines.items():
-            self._container.with_env("KAFKA_" + key.upper().replace(".", "_"), value)
-        try:
-            self._container.start()
-            _wait_until_it_answers(self.bootstrap, time.monotonic() + START_DEADLINE_S)
-        except BaseException:
-            self.stop()
-            raise
-
-    def stop(self) -> None:
-        """Removes the container with its data."""
-        self._container.stop()
-
-    def pause(self) -> None:
-        """Freezes the container."""
-        self._container.get_wrapped_container().pause()
-
-    def resume(self) -> None:
-        """Lets the container go on."""
-        self._container.get_wrapped_container().unpause()
-
-    def kill(self) -> None:
-        """Kills the container's process; the container and its data stay."""
-        self._container.get_wrapped_container().kill()
-
-    def restart(self) -> None:
-        """Restarts the container, or starts it after a kill."""
-        self._container.get_wrapped_container().restart()
-        _wait_until_it_answers(self.bootstrap, time.monotonic() + START_DEADLINE_S)
+def start_together(brokers: Sequence[OwnBroker]) -> None:
+    """Starts brokers side by side; stops them all when one does not come up."""
+    try:
+        with ThreadPoolExecutor(len(brokers)) as threads:
+            list(threads.map(lambda broker: broker.prepare(), brokers))
+        for broker in brokers:
+            broker.launch()
+        for broker in brokers:
+            broker.await_answer()
+    except BaseException:
+        for broker in brokers:
+            broker.stop()
+        raise
 
 
 def find_kafka() -> KafkaBroker:
@@ -341,26 +349,40 @@ def find_kafka() -> KafkaBroker:
     return ExternalBroker(bootstrap) if bootstrap else start_kafka()
 
 
-def start_kafka(settings: Mapping[str, str] | None = None, *, heap_mb: int = 512) -> KafkaBroker:
+def start_kafka(
+    settings: Mapping[str, str] | None = None, *, heap_mb: int = 512, proxy_port: int | None = None
+) -> OwnBroker:
     """Starts a broker of our own, by Docker or in a JVM, with `settings` over the usual ones.
 
     Call it from the main thread: the JVM ends with the thread that started it.
+
+    Args:
+        proxy_port: where a proxy on loopback listens, or will, that stands before the broker.
 
     Raises:
         NoKafkaError: neither exists here.
         KafkaStartError: the broker did not come up.
     """
-    if _docker_answers():
-        return DockerBroker(settings or {})
-    java = _find_java()
-    class_path = _class_path() if java else ""
-    if not java or not class_path:
+    if docker_answers():
+        # Imported here: it costs a third of a second, and most machines take another source.
+        from tests.broker.docker import DockerBroker  # noqa: PLC0415
+
+        broker: OwnBroker = DockerBroker(settings or {}, proxy_port=proxy_port)
+    else:
+        require_jvm()
+        broker = JvmBroker(settings or {}, heap_mb, proxy_port=proxy_port)
+    start_together([broker])
+    return broker
+
+
+def require_jvm() -> None:
+    """Raises NoKafkaError where no broker can be started in a JVM."""
+    if not _find_java() or not _class_path():
         raise NoKafkaError(NOTHING_FOUND)
-    return JvmBroker(java, class_path, settings or {}, heap_mb)
 
 
 @cache
-def _docker_answers() -> bool:
+def docker_answers() -> bool:
     """Whether a Docker engine answers, not only whether there is a client."""
     docker = shutil.which("docker")
     if docker is None:
@@ -429,7 +451,7 @@ def _sweep_abandoned_directories() -> None:
             os.close(lock)
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Ports nobody listens on, below the range for outgoing connections.
 
     In that range a client that tries to reach a stopped broker could be given the broker's own port.
@@ -447,12 +469,12 @@ def _free_ports(count: int) -> list[int]:
     raise KafkaStartError("no free port between 20000 and 30000")
 
 
-def _cluster_id() -> str:
-    """A random cluster id in Kafka's notation, not mistakable for an option."""
+def random_uuid() -> str:
+    """A random id in Kafka's notation, not mistakable for an option."""
     return "L" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")[1:]
 
 
-def _wait_until_it_answers(
+def wait_until_it_answers(
     bootstrap: str, deadline: float, process: subprocess.Popen[bytes] | None = None
 ) -> None:
     """Returns once the broker lists itself; fails when `process` ends or the deadline passes."""

@@ -211,7 +211,7 @@ def test_a_paused_broker_answers_nothing_until_resumed(own_kafka: KafkaBroker, n
 def test_without_any_source_the_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     """No address, no Docker engine and no JVM give exactly the sentence that a skip shows."""
     monkeypatch.delenv("LANEWAY_TEST_BOOTSTRAP", raising=False)
-    monkeypatch.setattr(finder, "_docker_answers", lambda: False)
+    monkeypatch.setattr(finder, "docker_answers", lambda: False)
     monkeypatch.setattr(finder, "_find_java", lambda: "")
     with pytest.raises(NoKafkaError) as caught:
         finder.find_kafka()

@@ -21,21 +21,19 @@ from concurrent.futures import Executor, Future
 from contextlib import suppress
 from typing import Final, TypeVar
 
-import msgspec
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPartition
 
 from laneway.consumer.kafka.errors import ErrorClass, classify, kafka_errors
+from laneway.consumer.opening import Opened, Opener
 from laneway.consumer.partition import Partition, State, Unpublished
 from laneway.consumer.shape import other_count
 from laneway.consumer.topics import TopicNames
 from laneway.errors import LanewayError, LedgerLockedError, RefusedError
 from laneway.lanes.board import Board
 from laneway.lanes.forward import Home
-from laneway.lanes.frontier import reopened
 from laneway.lanes.record import Channel
-from laneway.lanes.view import ChannelMark, Meta, Opening
+from laneway.lanes.view import Opening
 from laneway.store.ledger import Ledger
-from laneway.store.state_dir import StateDir
 
 log = logging.getLogger("laneway")
 
@@ -48,7 +46,6 @@ LOCK_NOTICE_S: Final = 5.0
 JOIN_NOTICE_S: Final = 5.0
 
 _T = TypeVar("_T")
-Opened = tuple[Ledger, Opening]
 BuildBoard = Callable[[Partition, Ledger, Opening], Board]
 Leave = Callable[[Sequence[Partition], bool], None]
 """(partitions that leave, whether they are lost): drains them, before the callback returns."""
@@ -60,10 +57,9 @@ class Ownership:
     Args:
         names: the companion topics by source.
         partitions: their number by source, as it was when the worker was built.
-        writer: this start of the process, for the meta entry of a new ledger.
+        opener: opens their ledgers, on a thread of the executor.
         incremental: the group protocol hands partitions over one by one.
         start: where a group without a commit begins: "earliest", "latest" or epoch ms.
-        accept_empty_ledger: go on although offsets are committed and the ledger is not here.
     """
 
     def __init__(
@@ -72,30 +68,26 @@ class Ownership:
         group: str,
         names: dict[str, TopicNames],
         partitions: Mapping[str, int],
-        state_dir: StateDir,
+        opener: Opener,
         executor: Executor,
         build_board: BuildBoard,
         leave: Leave,
         notice: Callable[[], None],
         *,
-        writer: str,
         incremental: bool,
         start: str | int,
-        accept_empty_ledger: bool,
     ) -> None:
         self._consumer = consumer
         self._group = group
         self._names = names
         self._partitions = partitions
-        self._state_dir = state_dir
+        self._opener = opener
         self._executor = executor
         self._build_board = build_board
         self._leave = leave
         self._notice = notice
-        self._writer = writer
         self._incremental = incremental
         self._start = start
-        self._accept_empty_ledger = accept_empty_ledger
         self._epoch = 0
         self._joining_since_s = 0.0
         self._owned: dict[tuple[str, int], Partition] = {}
@@ -302,7 +294,7 @@ class Ownership:
         return committed
 
     def _first_start(self, topic: str, number: int, low: int, high: int) -> int:
-        if self._start == "earliest" or self._state_dir.exists(topic, number):
+        if self._start == "earliest" or self._opener.has_ledger(topic, number):
             # A group that has rested for long loses its offsets, not its ledger: what that knows is settled.
             return low
         if self._start == "latest":
@@ -353,96 +345,9 @@ class Ownership:
             log.warning("%s: another worker still holds the ledger; waiting, paused", partition)
 
     def _start_opening(self, partition: Partition) -> None:
-        future = self._executor.submit(self._open, partition)
+        future = self._executor.submit(self._opener.open, partition, None)
         future.add_done_callback(lambda _: self._notice())
         self._opening[partition] = future
-
-    def _open(self, partition: Partition) -> Opened:
-        if not self._state_dir.exists(partition.topic, partition.partition):
-            self._refuse_empty(partition)
-        ledger = self._state_dir.open_store(partition.topic, partition.partition)
-        try:
-            opening = ledger.opening()
-            if opening.meta is None:
-                self._refuse_empty(partition)
-                # Born before anything is committed: from now on a commit without a ledger means a loss.
-                ledger.apply((), self._first_meta(partition), ())
-                ledger.sync()
-                opening = ledger.opening()
-            elif any(start > _frontier(opening.meta, channel) for channel, start in partition.starts.items()):
-                self._refuse_stale(partition, opening.meta)
-                # At once: the next commit would stand beyond a ledger that still knows nothing of it.
-                ledger.apply((), _passed_over(opening.meta, partition.starts), ())
-                ledger.sync()
-                opening = ledger.opening()
-        except BaseException:
-            ledger.close()
-            raise
-        return ledger, opening
-
-    def _refuse_empty(self, partition: Partition) -> None:
-        committed = partition.committed[Channel.SOURCE]
-        if committed is None or self._accept_empty_ledger:
-            return
-        raise RefusedError(
-            f"the group has committed offset {committed} and its ledger is not in this state directory: "
-            "without it nobody knows which effects have happened",
-            where=f"{partition}, {self._state_dir.path.resolve()}",
-            mend="run on the machine (or volume) that has the ledger; or, if effects may be repeated "
-            "and lanes may begin anew, start with --accept-empty-ledger",
-        )
-
-    def _refuse_stale(self, partition: Partition, meta: Meta) -> None:
-        """Refuse a ledger that a worker has gone beyond with another one; an operator may go on."""
-        self._refuse_lost_retries(partition, meta)
-        knows, start = _frontier(meta, Channel.SOURCE), partition.starts[Channel.SOURCE]
-        if start <= knows:
-            return
-        committed = partition.committed[Channel.SOURCE]
-        if committed is None:
-            raise RefusedError(
-                f"the ledger has settled up to offset {knows}, the group has no offset any more, and the log "
-                f"begins at {start}: {start - knows} positions are gone unread",
-                where=str(partition),
-                mend="find out what they held; then set the group's offset to the log's start on purpose",
-            )
-        if not partition.is_worker_commit or self._accept_empty_ledger:
-            log.warning(
-                "%s: offsets %d to %d are passed over, as the group was told", partition, knows, start
-            )
-            return
-        raise RefusedError(
-            f"a worker of the group has committed offset {committed}, and the ledger in this state directory "
-            f"ends at {knows}: it is an old one, and nobody here knows which effects have happened since",
-            where=f"{partition}, {self._state_dir.path.resolve()}",
-            mend="run on the machine (or volume) that has the current ledger; or, if effects may be repeated "
-            "and lanes may begin where this ledger ends, start with --accept-empty-ledger",
-        )
-
-    def _refuse_lost_retries(self, partition: Partition, meta: Meta) -> None:
-        """Refuse when retries were deleted unread: lanes would wait for them for ever, and nobody knew."""
-        knows, start = _frontier(meta, Channel.RETRY), partition.starts[Channel.RETRY]
-        committed = partition.committed[Channel.RETRY]
-        if start <= max(knows, committed or 0) or self._accept_empty_ledger:
-            return
-        raise RefusedError(
-            f"{start - knows} retries are gone unread: the ledger has settled up to offset {knows}, "
-            f"and the log begins at {start}",
-            where=f"{partition.names.retry}-{partition.partition}",
-            mend="find out who deleted them, and which lanes wait (`laneway ledger lookup`); those stay held "
-            "when you start with --accept-empty-ledger",
-        )
-
-    def _first_meta(self, partition: Partition) -> Meta:
-        marks = {channel: ChannelMark(start) for channel, start in partition.starts.items()}
-        return Meta(
-            writer=self._writer,
-            cycle=0,
-            marks=marks,
-            open_cases=0,
-            parked_bytes=0,
-            written_ms=time.time_ns() // 1_000_000,
-        )
 
     def _go_live(self, partition: Partition, ledger: Ledger, opening: Opening) -> None:
         partition.ledger = ledger
@@ -472,16 +377,6 @@ def resume(consumer: Consumer, positions: Sequence[TopicPartition]) -> None:
     for place in positions:
         with suppress(KafkaException):
             consumer.get_watermark_offsets(place, timeout=WAKE_TIMEOUT_S)
-
-
-def _frontier(meta: Meta, channel: Channel) -> int:
-    mark = meta.marks.get(channel)
-    return 0 if mark is None else mark.frontier
-
-
-def _passed_over(meta: Meta, starts: Mapping[Channel, int]) -> Meta:
-    marks = {channel: reopened(start, meta.marks.get(channel)).mark() for channel, start in starts.items()}
-    return msgspec.structs.replace(meta, marks={**meta.marks, **marks})
 
 
 def _positions(partition: Partition) -> list[TopicPartition]:

@@ -23,6 +23,7 @@ from laneway.consumer.intake import Intake
 from laneway.consumer.journal import Journal
 from laneway.consumer.kafka import clients
 from laneway.consumer.local_truth import LocalTruth
+from laneway.consumer.opening import LocalOpener
 from laneway.consumer.ownership import Ownership
 from laneway.consumer.partition import Partition, State
 from laneway.consumer.publisher import Publisher
@@ -122,15 +123,13 @@ class Worker:
             settings.group,
             names,
             partitions,
-            state_dir,
+            LocalOpener(state_dir, writer=self._writer, accept_empty_ledger=accept_empty_ledger),
             self._opener,
             self._build_board,
             self._leave,
             self._workers.nudge,
-            writer=self._writer,
             incremental=settings.group_protocol == "consumer",
             start=settings.start,
-            accept_empty_ledger=accept_empty_ledger,
         )
         self._intake = Intake(
             self._consumer,

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import laneway.consumer.committer as committer_module
+import laneway.consumer.opening as opening_module
 import laneway.consumer.ownership as ownership_module
 import laneway.consumer.partition as partition_module
 import laneway.consumer.worker as worker_module
@@ -87,6 +88,7 @@ def seams(current: Callable[[], World]) -> Iterator[None]:
     changes: Sequence[tuple[Any, str, object]] = (
         (worker_module, "time", time),
         (ownership_module, "time", time),
+        (opening_module, "time", time),
         (committer_module, "time", time),
         (partition_module, "time", time),
         (worker_module, "clients", SimpleNamespace(new_consumer=new_consumer, new_producer=new_producer)),

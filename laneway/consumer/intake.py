@@ -19,6 +19,7 @@ from laneway.consumer.kafka.errors import ErrorClass, classify, kafka_errors, to
 from laneway.consumer.ownership import Ownership, resume
 from laneway.consumer.partition import Partition, State
 from laneway.errors import RefusedError
+from laneway.lanes.command import read_command
 from laneway.lanes.envelope import Envelope
 from laneway.lanes.failures import HandlerSignal, read_again_ms
 from laneway.lanes.forward import read_retry
@@ -144,7 +145,10 @@ class Intake:
             if partition.state is not State.LIVE:
                 continue
             record = _record(message, channel)
-            if partition in self._unread or not self._read(record, partition, now_ms):
+            if channel is Channel.COMMANDS:
+                # No decoder is asked, so an operator is heard also while it is down.
+                read_command(record, partition.home)
+            elif partition in self._unread or not self._read(record, partition, now_ms):
                 self._unread[partition].records.append(record)
                 continue
             batch = batches.get(partition)
@@ -212,7 +216,7 @@ class Intake:
         if place is None or offset is None or place[0].state is not State.LIVE:
             return
         partition, channel = place
-        if channel is not Channel.COMMANDS:
+        if channel in partition.starts:
             self._ends.append((partition, channel, offset))
 
     # -- bounds

@@ -37,6 +37,7 @@ class Held(Enum):
     FREE = auto()
     FOR_PREDECESSOR = auto()
     FOR_DECISION = auto()
+    PAUSED = auto()
 
 
 class Step(Enum):
@@ -53,15 +54,19 @@ PLACES: dict[tuple[Place, Held], Step] = {
     (Place.BELOW, Held.FREE): Step.JUDGE_PASSED,
     (Place.BELOW, Held.FOR_PREDECESSOR): Step.JUDGE_PASSED,
     (Place.BELOW, Held.FOR_DECISION): Step.JUDGE_PASSED,
+    (Place.BELOW, Held.PAUSED): Step.JUDGE_PASSED,
     (Place.NEXT, Held.FREE): Step.JUDGE_IN_TURN,
     # The missing predecessor itself: the gap heals.
     (Place.NEXT, Held.FOR_PREDECESSOR): Step.JUDGE_IN_TURN,
     # A copy of the held record; the held one runs by its retry or by a command only.
     (Place.NEXT, Held.FOR_DECISION): Step.PARK,
+    (Place.NEXT, Held.PAUSED): Step.PARK,
     (Place.BEYOND, Held.FREE): Step.OPEN_GAP,
     (Place.BEYOND, Held.FOR_PREDECESSOR): Step.PARK,
     # A follower of a waiting record is never a gap.
     (Place.BEYOND, Held.FOR_DECISION): Step.PARK,
+    # Judged when the lane goes on: whether there is a gap shows then.
+    (Place.BEYOND, Held.PAUSED): Step.PARK,
 }
 
 
@@ -143,6 +148,8 @@ def place(order: Order, sequence: int, last: int | None, first_sequence: int | N
 
 def held(lane: Lane) -> Held:
     """What the lane waits for, as far as admission cares."""
+    if lane.pause is not None:
+        return Held.PAUSED
     if lane.hold is None:
         return Held.FREE
     return Held.FOR_PREDECESSOR if lane.hold.kind is HoldKind.GAP else Held.FOR_DECISION

@@ -1,10 +1,12 @@
-"""Parked followers as records again."""
+"""Kept bytes as records again: parked followers, and the record of a case."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from laneway.errors import LanewayError
+from laneway.lanes.canonical import payload_hash
+from laneway.lanes.case import Case
 from laneway.lanes.envelope import Envelope
 from laneway.lanes.forward import Home
 from laneway.lanes.lane import Parked, ParkedKey
@@ -50,3 +52,48 @@ def revive(key: ParkedKey, parked: Parked, envelope: Envelope, home: Home) -> Re
     record.sequence, record.lane, record.version = sequence, lane, parked.version
     record.parked = True
     return record
+
+
+def revive_case(record: Record, case: Case, corrected: bytes | None, envelope: Envelope, home: Home) -> str:
+    """Give a command's record the bytes and the identity of its case. Its own position stays.
+
+    Args:
+        corrected: a value to stand in the place of the published one.
+
+    Returns:
+        Why the corrected value cannot stand for it: it has to be the same effect at the same place; else "".
+
+    Raises:
+        TemporaryFailure, Unavailable: as raised by the pipeline's `decode`; read it again later.
+    """
+    raw = case.record
+    assert raw is not None
+    offset = record.offset
+    record.key, record.headers, record.timestamp_ms = raw.key, raw.headers, raw.timestamp_ms
+    record.value = raw.value if corrected is None else corrected
+    record.misfit = ""
+    # An id that is made of the position is that of the source position.
+    record.offset = case.offset
+    try:
+        envelope.read(record, home.topic, home.partition)
+    finally:
+        record.offset = offset
+        read = (record.lane, record.effect_key, record.sequence)
+        record.origin_offset, record.lane, record.effect_key = case.offset, case.lane, case.effect_key
+    fault, record.fault, record.skip = record.fault, "", ""
+    if corrected is not None:
+        if fault:
+            return f"the corrected value cannot be read: {fault}"
+        for name, said, wanted in zip(
+            ("sequence key", "effect key", "sequence"),
+            read,
+            (case.lane, case.effect_key, case.sequence),
+            strict=True,
+        ):
+            if said != wanted and not (name == "sequence" and is_lane_of_one(case.lane)):
+                return f"the corrected value has another {name} than the record of the case"
+    record.misfit = record.misfit or fault
+    record.message_id, record.sequence = case.message_id, case.sequence
+    record.sequence_key = None if is_lane_of_one(case.lane) else case.lane[1:]
+    record.payload_hash = payload_hash(record.payload, record.value)
+    return ""

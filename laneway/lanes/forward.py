@@ -62,7 +62,8 @@ class ReviewNews(msgspec.Struct, frozen=True, rename="camel"):
 
     Attributes:
         event: `opened` or `resolved`.
-        resolution: how it closed, such as `predecessor-arrived`; None while open.
+        resolution: how it closed, such as `predecessor-arrived`, or an operator's action; None while open.
+        command_id, actor, said: of the command that closed it: its id, who claims to send it, and why.
     """
 
     format: int
@@ -88,6 +89,37 @@ class ReviewNews(msgspec.Struct, frozen=True, rename="camel"):
     note: str = ""
     resolution: str | None = None
     resolved_ms: int | None = None
+    command_id: str = ""
+    actor: str = ""
+    said: str = ""
+
+
+class CommandAnswer(msgspec.Struct, frozen=True, rename="camel"):
+    """What became of a command: the value of a review record whose kind is `answer`.
+
+    Attributes:
+        event: `applied` or `refused`.
+        why: of a refusal, in plain words.
+        outcome: what the delivery came to that a command asked for, such as `succeeded`; else "".
+        next_case: the case that it ended in, when it did not end well.
+    """
+
+    format: int
+    event: str
+    command_id: str
+    action: str
+    actor: str
+    said: str
+    case_id: str
+    lane: str
+    group: str
+    topic: str
+    partition: int
+    offset: int
+    answered_ms: int
+    why: str = ""
+    outcome: str = ""
+    next_case: str = ""
 
 
 class Forwarder:
@@ -125,6 +157,7 @@ class Forwarder:
             record: the record whose settlement makes the news; its offset waits for it.
         """
         home = self._home
+        command = record.command if resolution is not None else None
         value = msgspec.json.encode(
             ReviewNews(
                 format=int(FORMAT),
@@ -150,26 +183,65 @@ class Forwarder:
                 note=case.note,
                 resolution=resolution,
                 resolved_ms=now_ms if resolution is not None else None,
+                command_id=command.command_id if command is not None else "",
+                actor=command.actor if command is not None else "",
+                said=command.reason if command is not None else "",
             )
         )
         forward_id = self._forward_id(f"review-{event}", case.offset, case.attempts, case.case_id)
-        own = [
-            ("format", FORMAT),
-            ("kind", "review"),
-            ("forward-id", forward_id),
-            ("group", home.group),
-            ("reason", case.reason),
-            ("case-id", case.case_id),
-        ]
+        own = [("kind", "review"), ("reason", case.reason), ("case-id", case.case_id)]
+        return self._review(record, forward_id, case.case_id, value, own)
+
+    def answer(
+        self, record: Record, *, why: str, outcome: str = "", next_case: str = "", now_ms: int
+    ) -> Forward:
+        """What became of the command that `record` carries; in order with the news of its case.
+
+        Args:
+            why: the refusal; "" when the command was applied.
+        """
+        home, command = self._home, record.command
+        value = msgspec.json.encode(
+            CommandAnswer(
+                format=int(FORMAT),
+                event="refused" if why else "applied",
+                command_id=command.command_id if command is not None else "",
+                action=command.action if command is not None else "",
+                actor=command.actor if command is not None else "",
+                said=command.reason if command is not None else "",
+                case_id=command.case_id if command is not None else "",
+                lane=command.lane if command is not None else "",
+                group=home.group,
+                topic=home.topic,
+                partition=home.partition,
+                offset=record.offset,
+                answered_ms=now_ms,
+                why=why,
+                outcome=outcome,
+                next_case=next_case,
+            )
+        )
+        forward_id = self._forward_id("answer", record.offset, 0, "")
+        case_id = command.case_id if command is not None else ""
+        name = command.command_id if command is not None else f"commands-{home.partition}-{record.offset}"
+        own = [("kind", "answer"), ("command-id", name)]
+        if case_id:
+            own.append(("case-id", case_id))
+        return self._review(record, forward_id, case_id or name, value, own)
+
+    def _review(
+        self, record: Record, forward_id: str, key: str, value: bytes, own: list[tuple[str, str]]
+    ) -> Forward:
+        own += [("format", FORMAT), ("forward-id", forward_id), ("group", self._home.group)]
         return Forward(
             kind=ForwardKind.REVIEW,
             forward_id=forward_id,
-            key=case.case_id.encode(),
+            key=key.encode(),
             value=value,
             headers=_encoded(own),
             channel=record.channel,
             offset=-1 if record.parked else record.offset,
-            order_key=case.case_id,
+            order_key=key,
         )
 
     def _lineage(
@@ -287,6 +359,16 @@ def read_retry(record: Record, home: Home, payload_fault: str, *, latest_due_ms:
 def raw_of(record: Record) -> Raw:
     """The bytes to keep in a case or beside a held lane; our own headers are left out."""
     return Raw(record.key, record.value, foreign(record.headers), record.timestamp_ms)
+
+
+def with_raw(record: Record, raw: Raw) -> Record:
+    """The identity of one record over the bytes of another; it settles at the same position."""
+    other = Record(record.channel, record.offset, raw.key, raw.value, raw.headers, raw.timestamp_ms)
+    other.origin_offset, other.lane = record.origin_offset, record.lane
+    other.message_id, other.effect_key = record.message_id, record.effect_key
+    other.sequence_key, other.sequence = record.sequence_key, record.sequence
+    other.version, other.first_failed_ms = record.version, record.first_failed_ms
+    return other
 
 
 def _encoded(own: list[tuple[str, str]]) -> Headers:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
+from collections.abc import Iterable
 from enum import Enum
 from typing import Final
 
@@ -150,6 +151,25 @@ class Frontier:
             position = max(position, self._loaded.popleft()[1])
         self._loaded_at = self._loaded[0][0] if self._loaded else _NOTHING_LOADED
         self._position = position
+
+
+def without(mark: ChannelMark, offsets: Iterable[int]) -> ChannelMark:
+    """The mark as it would be if these settled offsets were not settled."""
+    taken = sorted(offsets)
+    if not taken:
+        return mark
+    frontier = min(mark.frontier, taken[0])
+    ranges = []
+    for first, end in ((frontier, mark.frontier), *mark.settled):
+        begin = first
+        for offset in taken:
+            if begin <= offset < end:
+                if offset > begin:
+                    ranges.append((begin, offset))
+                begin = offset + 1
+        if end > begin:
+            ranges.append((begin, end))
+    return ChannelMark(frontier, tuple(ranges))
 
 
 def reopened(start: int, mark: ChannelMark | None) -> Frontier:

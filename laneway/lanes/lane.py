@@ -30,6 +30,7 @@ class Hold(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
         attempt: the only attempt that may run now; older retry copies are dropped.
         case_id: the holding case; "" while waiting for a retry.
         due_ms: when the retry is due, else 0.
+        base: attempts that do not count against the retry budget any more: those before the last replay.
     """
 
     kind: HoldKind
@@ -41,6 +42,15 @@ class Hold(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     case_id: str
     since_ms: int
     due_ms: int = 0
+    base: int = 0
+
+
+class Pause(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """An operator wants nothing to start. Who says so, and why, is a claim to be shown to people."""
+
+    actor: str
+    reason: str
+    since_ms: int
 
 
 class Lane(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
@@ -50,12 +60,19 @@ class Lane(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
         last: the last sequence settled in order; None before the first.
         parked: followers stored in the ledger.
         parked_bytes: their size.
+        pause: set while an operator lets nothing of the lane start; what comes is parked.
     """
 
     last: int | None = None
     hold: Hold | None = None
     parked: int = 0
     parked_bytes: int = 0
+    pause: Pause | None = None
+
+    @property
+    def is_free(self) -> bool:
+        """Whether the lane waits for nothing: its next record may run."""
+        return self.hold is None and self.pause is None
 
 
 NEW_LANE = Lane()

@@ -12,8 +12,7 @@ from laneway.lanes.case import Case
 from laneway.lanes.effect import Effect
 from laneway.lanes.lane import HoldKind, Lane, Parked, ParkedKey
 from laneway.lanes.record import Record
-from laneway.lanes.settlement import Settlement
-from laneway.lanes.view import LedgerView, Opening, PutCase, PutEffect
+from laneway.lanes.view import Entry, LedgerView, Opening, PutCase, PutEffect
 
 Known = dict[str, Effect | None]
 """Effects read for one round of judging; a key that was not read is absent."""
@@ -27,7 +26,7 @@ class Overlay:
 
     def __init__(self, view: LedgerView, opening: Opening) -> None:
         self._view = view
-        self._effects: dict[str, tuple[Effect, int]] = {}
+        self._effects: dict[str, tuple[Effect | None, int]] = {}
         self._cases: dict[str, Case] = {}
         meta = opening.meta
         self.open_cases = meta.open_cases if meta is not None else 0
@@ -76,9 +75,9 @@ class Overlay:
             return None
         return self.case(hold.case_id)
 
-    def book(self, settlement: Settlement, cycle: int) -> None:
-        """Lay a settlement over the ledger until its cycle is committed."""
-        for entry in settlement.entries:
+    def book(self, entries: Iterable[Entry], cycle: int) -> None:
+        """Lay entries over the ledger until their cycle is committed."""
+        for entry in entries:
             if type(entry) is PutEffect:
                 self._effects[entry.effect_key] = (entry.effect, cycle)
             elif type(entry) is PutCase:
@@ -94,9 +93,15 @@ class Overlay:
         self.parked_records += after.parked - before.parked
         self.parked_bytes += after.parked_bytes - before.parked_bytes
 
-    def forget(self, settlement: Settlement, cycle: int) -> None:
+    def book_later(self, entries: Iterable[Entry], cycle: int) -> None:
+        """Entries that were laid over the ledger before become durable with another cycle."""
+        for entry in entries:
+            if type(entry) is PutEffect:
+                self._effects[entry.effect_key] = (entry.effect, cycle)
+
+    def forget(self, entries: Iterable[Entry], cycle: int) -> None:
         """A cycle is committed: drop what the ledger now knows itself."""
-        for entry in settlement.entries:
+        for entry in entries:
             if type(entry) is PutEffect:
                 mine = self._effects.get(entry.effect_key)
                 if mine is not None and mine[1] <= cycle:

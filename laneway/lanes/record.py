@@ -7,8 +7,12 @@ more than the rules themselves. Nothing here decides anything.
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 from laneway.lanes.effect import Effect
+
+if TYPE_CHECKING:
+    from laneway.lanes.command import Command
 
 Headers = tuple[tuple[str, bytes | None], ...]
 
@@ -39,6 +43,7 @@ class Record:
         misfit: why a readable record must be rejected when its turn comes (unknown version).
         skip: why the configuration lets it pass without a delivery (a tombstone), or "".
         prior: its effect as the ledger knew it when the record was judged.
+        command: what an operator wants, on a record of the commands topic.
         size_bytes: of key, value and headers: what the in-flight and parking bounds count.
         parked: True when it was read back from the ledger, so it has no offset left to settle.
     """
@@ -46,6 +51,7 @@ class Record:
     __slots__ = (
         "attempt",
         "channel",
+        "command",
         "due_ms",
         "effect_key",
         "fault",
@@ -104,6 +110,7 @@ class Record:
         self.redelivered = False
         self.parked = False
         self.prior: Effect | None = None
+        self.command: Command | None = None
         self.size_bytes = size_bytes(key, value, headers)
 
     def __repr__(self) -> str:

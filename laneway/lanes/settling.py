@@ -14,9 +14,9 @@ from laneway.lanes.admission import Order, next_sequence
 from laneway.lanes.canonical import RULE
 from laneway.lanes.case import Case, case_id, required_check
 from laneway.lanes.effect import Effect, EffectState, check_transition
-from laneway.lanes.forward import Forwarder, Home, raw_of
+from laneway.lanes.forward import Forwarder, Home, raw_of, with_raw
 from laneway.lanes.lane import NEW_LANE, Hold, HoldKind, Lane, Parked
-from laneway.lanes.record import Record, is_lane_of_one
+from laneway.lanes.record import Channel, Record, is_lane_of_one
 from laneway.lanes.settlement import Settled, Settlement
 from laneway.lanes.verdict import Ack, Outcome, Reject, Retry, Review
 from laneway.lanes.view import PutCase, PutEffect, PutLane, PutParked
@@ -30,6 +30,9 @@ class Rules:
         first_sequence: what a new contiguous lane starts with; None adopts the first one seen.
         delays_ms: the fixed delays between attempts; attempts = 1 + their number.
         max_run: records of one lane handed to a worker together.
+        intents: a handler starts only when the ledger knows that it may have (see `intents`).
+        hand_over_slack: offsets beyond the last known hand-over that another process may have handed over.
+        breaker_lanes: so many lanes in a row must find a dependency unavailable, before all wait for it.
     """
 
     order: Order = Order.CONTIGUOUS
@@ -42,6 +45,9 @@ class Rules:
     max_parked_bytes: int = 1 << 30
     max_open_cases: int = 100
     max_run: int = 256
+    intents: bool = False
+    hand_over_slack: int = 0
+    breaker_lanes: int = 5
 
 
 class Settling:
@@ -56,12 +62,13 @@ class Settling:
         self._forward = Forwarder(home)
 
     def verdict(
-        self, record: Record, outcome: Outcome, lane: Lane, held_case: Case | None, now_ms: int
+        self, record: Record, outcome: Outcome, lane: Lane, closes: Case | None, now_ms: int
     ) -> tuple[Settlement, Lane]:
         """The end of a delivery that a handler, or the validation before it, has judged.
 
         Args:
-            held_case: the open gap case that this record heals, if it heals one.
+            closes: the open case that ends with it: of the gap that this record heals, or the one whose
+                record a command has run.
         """
         verdict = outcome.verdict
         if outcome.cause == "unknown-contract-version" and self._rules.hold_unknown_version:
@@ -69,7 +76,7 @@ class Settling:
         match verdict:
             case Ack():
                 done, after = self._succeeded(record, verdict.result_key, lane, now_ms)
-            case Retry() if record.attempt <= len(self._rules.delays_ms):
+            case Retry() if record.attempt - _base(record, lane) <= len(self._rules.delays_ms):
                 done, after = self._retry(record, verdict, lane, now_ms)
             case Retry():
                 exhausted = msgspec.structs.replace(outcome, verdict=Review(verdict.reason, ""))
@@ -81,17 +88,13 @@ class Settling:
                 done, after = self._review(record, outcome, reason, lane, now_ms)
             case _:
                 raise AssertionError(f"{type(verdict).__name__} settles nothing")
-        if held_case is not None:
-            self._close(done, held_case, record, "predecessor-arrived", now_ms)
-        if lane.hold is not None and after.hold is None:
-            done.events.append(("lane_released", lane.hold.reason))
-        return done, after
+        if record.command is not None:
+            self._answer(done, record, closes, now_ms)
+        return self._closing(done, record, lane, after, closes, now_ms), after
 
-    def misfit(
-        self, record: Record, lane: Lane, held_case: Case | None, now_ms: int
-    ) -> tuple[Settlement, Lane]:
+    def misfit(self, record: Record, lane: Lane, closes: Case | None, now_ms: int) -> tuple[Settlement, Lane]:
         """The turn of a record that can be placed but not read: no handler sees it."""
-        return self.verdict(record, Outcome(Reject(record.misfit), record.misfit), lane, held_case, now_ms)
+        return self.verdict(record, Outcome(Reject(record.misfit), record.misfit), lane, closes, now_ms)
 
     def unusable(self, record: Record, now_ms: int) -> Settlement:
         """A record without a usable envelope: DLQ at once, out of turn, no effect to remember."""
@@ -108,7 +111,7 @@ class Settling:
         record: Record,
         effect: Effect,
         lane: Lane,
-        held_case: Case | None,
+        closes: Case | None,
         *,
         in_turn: bool,
         now_ms: int,
@@ -116,25 +119,29 @@ class Settling:
         """The effect is finished with the same payload: nothing runs, and in turn `last` advances."""
         done = Settlement(record, Settled.DUPLICATE, [], effect.state.name.lower(), effect.result_key)
         after = self._moved_past(done, record, lane) if in_turn else self._leave(done, record, lane)
-        if held_case is not None:
-            self._close(done, held_case, record, "predecessor-arrived", now_ms)
-        if lane.hold is not None and after.hold is None:
-            done.events.append(("lane_released", lane.hold.reason))
-        return done, after
+        return self._closing(done, record, lane, after, closes, now_ms), after
 
     def dropped(self, record: Record, reason: str) -> Settlement:
         """A copy that may not run and changes nothing."""
         how = Settled.SKIPPED if record.skip else Settled.DUPLICATE
         return Settlement(record, how, [], reason)
 
-    def park(self, record: Record, lane: Lane, now_ms: int) -> tuple[Settlement, Lane]:
-        """Store a follower of a held lane, so that its offset may be committed."""
-        reason = lane.hold.reason if lane.hold is not None else ""
+    def park(
+        self, record: Record, lane: Lane, now_ms: int, closes: Case | None = None
+    ) -> tuple[Settlement, Lane]:
+        """Store a follower of a held lane, so that its offset may be committed.
+
+        Args:
+            closes: the case of the gap that this record heals, on a lane that an operator has paused: its
+                turn comes when the lane goes on, so nothing is missing from now on.
+        """
+        reason = "paused" if lane.pause is not None else lane.hold.reason if lane.hold is not None else ""
         done = Settlement(record, Settled.PARKED, [], reason)
         done.ends = False
-        after = self._put_parked(done, record, lane, now_ms)
+        freed = lane if closes is None else msgspec.structs.replace(lane, hold=None)
+        after = self._put_parked(done, record, freed, now_ms)
         done.entries.append(PutLane(record.lane, after))
-        return done, after
+        return self._closing(done, record, lane, after, closes, now_ms), after
 
     def gap(self, record: Record, lane: Lane, now_ms: int) -> tuple[Settlement, Lane]:
         """The first record beyond a gap: hold the lane, open the case, park the record."""
@@ -174,21 +181,24 @@ class Settling:
         return done, after
 
     def conflict(
-        self, record: Record, reason: str, lane: Lane, held_case: Case | None, *, holds: bool, now_ms: int
+        self, record: Record, reason: str, lane: Lane, closes: Case | None, *, holds: bool, now_ms: int
     ) -> tuple[Settlement, Lane]:
         """A record that contradicts the ledger: a case, which holds the lane only in turn.
 
-        The effect in the ledger stays as it is: it belongs to another delivery.
+        The effect in the ledger stays as it is, for it belongs to another delivery; only an intent of this
+        very one, whose outcome nobody knows, goes into review.
         """
         done = Settlement(record, Settled.IN_REVIEW, [], reason)
         opened = self._delivery_case(
             record, reason, reason, Outcome(Review(reason, ""), reason), holds, now_ms
         )
         self._open(done, opened, now_ms)
+        if reason == "outcome-unknown":
+            self._put_effect(done, record, EffectState.IN_REVIEW, reason, now_ms, ident=opened.case_id)
+        if record.command is not None:
+            self._answer(done, record, closes, now_ms)
         after = self._hold(done, record, lane, opened, now_ms) if holds else self._leave(done, record, lane)
-        if held_case is not None:
-            self._close(done, held_case, record, "predecessor-arrived", now_ms)
-        return done, after
+        return self._closing(done, record, lane, after, closes, now_ms), after
 
     # -- the verdicts
 
@@ -200,7 +210,8 @@ class Settling:
         return done, self._moved_past(done, record, lane)
 
     def _retry(self, record: Record, verdict: Retry, lane: Lane, now_ms: int) -> tuple[Settlement, Lane]:
-        due_ms = now_ms + self._rules.delays_ms[record.attempt - 1]
+        base = _base(record, lane)
+        due_ms = now_ms + self._rules.delays_ms[record.attempt - base - 1]
         done = Settlement(record, Settled.RETRY_WAIT, [], verdict.reason)
         self._put_effect(done, record, EffectState.RETRY_WAIT, verdict.reason, now_ms, due_ms=due_ms)
         attempt = record.attempt + 1
@@ -217,6 +228,7 @@ class Settling:
             "",
             lane.hold.since_ms if lane.hold is not None else now_ms,
             due_ms,
+            base,
         )
         after = self._unpark(done, record, msgspec.structs.replace(lane, hold=hold))
         done.entries.append(PutLane(record.lane, after))
@@ -274,7 +286,8 @@ class Settling:
         due_ms: int = 0,
         ident: str = "",
     ) -> None:
-        check_transition(record.effect_key, record.prior, state)
+        # Who commands a replay has looked: what the ledger says of the effect is not in the way any more.
+        check_transition(record.effect_key, None if record.command else record.prior, state)
         failed_ms = record.first_failed_ms or (0 if state is EffectState.SUCCEEDED else now_ms)
         done.entries.append(
             PutEffect(
@@ -307,10 +320,10 @@ class Settling:
             parked, parked_bytes = parked - 1, parked_bytes - record.size_bytes
             done.entries.append(PutParked(_parked_key(record), None))
         if numbered:
-            after = Lane(record.sequence, None, parked, parked_bytes)
+            after = Lane(record.sequence, None, parked, parked_bytes, lane.pause)
             done.entries.append(PutLane(record.lane, after))
-        elif parked:
-            after = Lane(None, None, parked, parked_bytes)
+        elif parked or lane.pause is not None:
+            after = Lane(None, None, parked, parked_bytes, lane.pause)
             done.entries.append(PutLane(record.lane, after))
         else:
             after = NEW_LANE
@@ -397,7 +410,44 @@ class Settling:
         if case.reason == "sequence-gap":
             done.events.append(("lane_held", case.reason))
 
-    def _close(self, done: Settlement, case: Case, record: Record, resolution: str, now_ms: int) -> None:
+    def _closing(
+        self, done: Settlement, record: Record, lane: Lane, after: Lane, closes: Case | None, now_ms: int
+    ) -> Settlement:
+        """The same settlement, with the case that it closes and the hold that it ends."""
+        if closes is not None:
+            command = record.command
+            how = command.action if command is not None else "predecessor-arrived"
+            self.close(done, closes, record, how, now_ms)
+        if lane.hold is not None and after.hold is None:
+            done.events.append(("lane_released", lane.hold.reason))
+        return done
+
+    def _answer(self, done: Settlement, record: Record, closes: Case | None, now_ms: int) -> None:
+        """Tell who sent the command what its delivery came to, and keep what a corrected value replaced."""
+        command = record.command
+        opened = next((e.case_id for e in done.entries if type(e) is PutCase and e.case is not None), "")
+        done.forwards.append(
+            self._forward.answer(
+                record, why="", outcome=done.how.name.lower(), next_case=opened, now_ms=now_ms
+            )
+        )
+        replaced = closes.record if closes is not None else None
+        if command is None or command.action != "replay-with" or replaced is None or closes is None:
+            return
+        if closes.reason != "rejected":  # that one lies in the DLQ already
+            done.forwards.append(
+                self._forward.dead_letter(
+                    with_raw(record, replaced),
+                    attempt=closes.attempts,
+                    reason="replaced",
+                    error_class=closes.cause,
+                    case_id=closes.case_id,
+                    now_ms=now_ms,
+                )
+            )
+
+    def close(self, done: Settlement, case: Case, record: Record, resolution: str, now_ms: int) -> None:
+        """Add to a settlement that a case is resolved by it."""
         done.entries.append(PutCase(case.case_id, None))
         done.events.append(("review_resolved", case.case_id))
         done.forwards.append(
@@ -410,6 +460,14 @@ _REVIEW_REASONS = frozenset({"unclassified-failure", "unknown-contract-version",
 
 def _parked_key(record: Record) -> tuple[str, int, int]:
     return (record.lane, record.sequence, record.origin_offset)
+
+
+def _base(record: Record, lane: Lane) -> int:
+    """Attempts that do not count against the retry budget: an accepted replay renews it."""
+    if record.command is not None:
+        return record.attempt - 1
+    hold = lane.hold
+    return hold.base if record.channel is Channel.RETRY and hold is not None else 0
 
 
 def _own_words(outcome: Outcome) -> str:

@@ -14,7 +14,7 @@ import msgspec
 from laneway.lanes.case import Case
 from laneway.lanes.effect import Effect
 from laneway.lanes.forward import Forward
-from laneway.lanes.lane import Lane, Parked, ParkedKey
+from laneway.lanes.lane import Lane, Parked, ParkedKey, Pause
 from laneway.lanes.record import Channel
 
 Ranges = tuple[tuple[int, int], ...]
@@ -40,6 +40,8 @@ class Meta(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
         writer: this start of the process; never reused.
         cycle: number of the cycle inside the writer.
         marks: by channel; a channel nothing was read from yet is absent.
+        handed_over: by channel, the highest offset that handlers may have seen by then.
+        pause: set while an operator lets nothing of the partition start.
     """
 
     writer: str
@@ -49,13 +51,15 @@ class Meta(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     parked_bytes: int
     written_ms: int
     parked: int = 0
+    handed_over: dict[Channel, int] = {}
+    pause: Pause | None = None
 
 
 class PutEffect(msgspec.Struct, frozen=True, gc=False):
-    """Record where an effect stands. Effects leave by expiry only, never by the rules."""
+    """Record where an effect stands; None forgets it: an intent whose handler never started."""
 
     effect_key: str
-    effect: Effect
+    effect: Effect | None
 
 
 class PutLane(msgspec.Struct, frozen=True, gc=False):

@@ -8,7 +8,7 @@ effect key never has two deliveries at once, whatever lanes its records stand in
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from laneway.lanes.due import DueHeap
 from laneway.lanes.lane import NEW_LANE, Lane
@@ -27,9 +27,23 @@ class Work:
             is still parked. None when the ledger can be believed.
         rest_until_ms: a dependency was unavailable; nothing starts before.
         ready: whether it stands in the queue of lanes to be judged.
+        commands: what operators want done to it, in the order they came; None for nothing.
+        aside: retries whose time came while the lane was paused.
     """
 
-    __slots__ = ("barrier", "cursor", "lane", "ready", "rest_until_ms", "run", "state", "touched", "waiting")
+    __slots__ = (
+        "aside",
+        "barrier",
+        "commands",
+        "cursor",
+        "lane",
+        "ready",
+        "rest_until_ms",
+        "run",
+        "state",
+        "touched",
+        "waiting",
+    )
 
     def __init__(self, lane: str, state: Lane) -> None:
         self.lane = lane
@@ -41,6 +55,13 @@ class Work:
         self.cursor: tuple[int, int] | None = None
         self.rest_until_ms = 0
         self.ready = False
+        self.commands: deque[Record] | None = None
+        self.aside: list[Record] | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing of it waits in memory and nothing is out."""
+        return self.run is None and not (self.waiting or self.ready or self.commands or self.aside)
 
 
 class Lanes:
@@ -53,13 +74,14 @@ class Lanes:
         committed: the last cycle that is durable.
     """
 
-    __slots__ = ("_behind_commit", "_here", "_read", "_ready", "_resting", "committed")
+    __slots__ = ("_behind_commit", "_behind_gate", "_here", "_read", "_ready", "_resting", "committed")
 
     def __init__(self, read: Callable[[Sequence[str]], Sequence[Lane | None]]) -> None:
         self._read = read
         self._here: dict[str, Work] = {}
         self._ready: deque[Work] = deque()
         self._behind_commit: dict[str, Work] = {}
+        self._behind_gate: dict[str, Work] = {}
         self._resting: DueHeap[Work] = DueHeap()
         self.committed = 0
 
@@ -88,6 +110,14 @@ class Lanes:
             if not work.ready and work.run is None:
                 work.ready = True
                 self._ready.append(work)
+
+    def command(self, record: Record) -> None:
+        """Put an operator's command in front of its lane."""
+        work = self.of([record.lane])[0]
+        if work.commands is None:
+            work.commands = deque()
+        work.commands.append(record)
+        self.wake(work)
 
     def wake(self, work: Work) -> None:
         """Look at this lane again; while it has a run out there is nothing to see."""
@@ -130,6 +160,16 @@ class Lanes:
         """Look at this lane again after the next commit."""
         self._behind_commit[work.lane] = work
 
+    def await_gate(self, work: Work) -> None:
+        """Look at this lane again when lanes may start again: nothing starts now, whatever its turn."""
+        self._behind_gate[work.lane] = work
+
+    def open_gate(self) -> None:
+        """Wake what waited until something may start."""
+        waiting, self._behind_gate = self._behind_gate, {}
+        for work in waiting.values():
+            self.wake(work)
+
     def commit(self, cycle: int) -> None:
         """A cycle is durable: wake what waited for one."""
         self.committed = max(self.committed, cycle)
@@ -139,11 +179,10 @@ class Lanes:
 
     def let_go(self, work: Work) -> None:
         """An idle lane costs no memory once all it did is committed."""
-        idle = work.run is None and not work.waiting and not work.ready
-        free_with_parked = work.state.hold is None and work.state.parked
+        free_with_parked = work.state.is_free and work.state.parked
         # The lane may have been let go before and be back as another object by now.
         here = self._here.get(work.lane) is work
-        if here and idle and work.touched <= self.committed and not free_with_parked:
+        if here and work.is_empty and work.touched <= self.committed and not free_with_parked:
             del self._here[work.lane]
 
     @property
@@ -197,6 +236,10 @@ class EffectsInHand:
     def keep(self, effect_key: str, cycle: int) -> None:
         """The effect is settled, but stays in hand until that cycle is durable."""
         self._kept.append((cycle, effect_key))
+
+    def keep_longer(self, effect_keys: Collection[str]) -> None:
+        """These do not become durable with their cycle; they are kept again when it is known with which."""
+        self._kept = deque(kept for kept in self._kept if kept[1] not in effect_keys)
 
     def commit(self, cycle: int) -> list[Work]:
         """Release what was kept for this cycle; returns the lanes that may look again."""

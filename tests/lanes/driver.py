@@ -391,8 +391,8 @@ class Driver:
         board, ledger = self.board, self.ledger
         assert not self.out
         assert (board.in_memory, board.in_memory_bytes, board.retries_waiting) == (0, 0, 0)
-        assert len(board._lanes) == 0, "an idle lane costs memory"
-        assert len(board._in_hand) == 0, "an effect is in hand for ever"
+        assert len(board._books.lanes) == 0, "an idle lane costs memory"
+        assert len(board._books.in_hand) == 0, "an effect is in hand for ever"
         source = self.topics[Channel.SOURCE]
         if Channel.SOURCE not in board.blocked():
             assert self.committed[Channel.SOURCE] == len(source), "lag is left"

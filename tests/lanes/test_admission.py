@@ -30,10 +30,10 @@ from laneway.lanes.effect import Effect, EffectState
 from laneway.lanes.lane import Hold, HoldKind, Lane
 
 EXPECTED_STEPS = {
-    #                FREE             FOR_PREDECESSOR   FOR_DECISION
-    "BELOW":  ("judge passed",  "judge passed",   "judge passed"),
-    "NEXT":   ("judge in turn", "judge in turn",  "park"),
-    "BEYOND": ("open gap",      "park",           "park"),
+    #                FREE             FOR_PREDECESSOR   FOR_DECISION    PAUSED
+    "BELOW":  ("judge passed",  "judge passed",   "judge passed", "judge passed"),
+    "NEXT":   ("judge in turn", "judge in turn",  "park",         "park"),
+    "BEYOND": ("open gap",      "park",           "park",         "park"),
 }  # fmt: skip
 
 EXPECTED_DECISIONS = {
@@ -56,7 +56,7 @@ def words(decision: Decision) -> str:
 @pytest.mark.parametrize(("where", "waits"), PLACES, ids=lambda part: part.name)
 def test_a_place_and_a_hold_give_this_step(where: Place, waits: Held) -> None:
     """Every cell of place and hold answers as the protocol says (S16)."""
-    column = ("FREE", "FOR_PREDECESSOR", "FOR_DECISION").index(waits.name)
+    column = ("FREE", "FOR_PREDECESSOR", "FOR_DECISION", "PAUSED").index(waits.name)
     step = PLACES[where, waits].name.lower().replace("_", " ")
     assert step == EXPECTED_STEPS[where.name][column]
 

@@ -115,7 +115,7 @@ def test_an_idle_lane_costs_no_memory() -> None:
     for number in range(2000):
         driver.produce(f"k{number}", 1)
     driver.rest()
-    assert len(driver.board._lanes) == 0
+    assert len(driver.board._books.lanes) == 0
     driver.check_at_rest()
     driver.produce("k7", 1)
     driver.produce("k7", 2)
@@ -131,13 +131,13 @@ def test_a_lane_stays_in_memory_until_what_it_did_is_committed() -> None:
     driver.poll()
     driver.work()
     driver.write()
-    assert len(driver.board._lanes) == 1
+    assert len(driver.board._books.lanes) == 1
     driver.produce("a", 2)
     driver.poll()
     driver.work()
     assert driver.effects() == ["a1", "a2"]
     driver.rest()
-    assert len(driver.board._lanes) == 0
+    assert len(driver.board._books.lanes) == 0
 
 
 def test_a_budget_leaves_the_other_lanes_ready() -> None:

@@ -6,12 +6,13 @@ Boundary: it changes the code under test and puts it back. Which rule that is, a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import count, islice
+from itertools import count
 from typing import Any
 
 import msgspec
 
-import laneway.lanes.board as board_module
+import laneway.lanes.books as books_module
+import laneway.lanes.judging as judging_module
 import laneway.lanes.settling as settling_module
 from laneway.consumer.intake import Intake
 from laneway.consumer.local_truth import LocalTruth
@@ -25,6 +26,7 @@ from laneway.lanes.effect import Effect
 from laneway.lanes.envelope import Envelope
 from laneway.lanes.forward import Forward, Forwarder
 from laneway.lanes.frontier import Frontier
+from laneway.lanes.judging import Judging
 from laneway.lanes.lane import HoldKind, Lane
 from laneway.lanes.record import Channel, Record, lane_of_one
 from laneway.lanes.settlement import Settlement
@@ -66,7 +68,7 @@ def header_attempts() -> Sequence[Change]:
         hold = lane.hold
         return hold is not None and hold.kind is HoldKind.RETRY and hold.effect_key == effect_key
 
-    return [(board_module, "may_run_held", any_attempt)]
+    return [(judging_module, "may_run_held", any_attempt)]
 
 
 def by_message_id() -> Sequence[Change]:
@@ -117,7 +119,7 @@ def no_epoch() -> Sequence[Change]:
 
 
 def no_positions() -> Sequence[Change]:
-    return [(board_module, "reopened", lambda start, _: Frontier(start))]
+    return [(books_module, "reopened", lambda start, _: Frontier(start))]
 
 
 def misfits_out_of_turn() -> Sequence[Change]:
@@ -140,14 +142,14 @@ def parked_by_number() -> Sequence[Change]:
 
 
 def payload_before_effect() -> Sequence[Change]:
-    decide = Board._decide
+    decide = Judging._decide
 
-    def misfit_first(self: Board, record: Record, effect: Effect | None, in_turn: bool) -> Decision:
+    def misfit_first(self: Judging, record: Record, effect: Effect | None, in_turn: bool) -> Decision:
         if in_turn and record.misfit:
             return Decision(Action.RUN)
         return decide(self, record, effect, in_turn)
 
-    return [(Board, "_decide", misfit_first)]
+    return [(Judging, "_decide", misfit_first)]
 
 
 def duplicate_stays() -> Sequence[Change]:
@@ -160,23 +162,10 @@ def duplicate_stays() -> Sequence[Change]:
 
 
 def source_before_parked() -> Sequence[Change]:
-    def judge(self: Board, work: Work, known: Any, now_ms: int) -> list[Record]:
-        while work.rest_until_ms <= now_ms:
-            parked = work.state.hold is None and work.state.parked > 0 and not work.waiting
-            if parked and work.barrier > self._lanes.committed:
-                self._lanes.await_commit(work)
-                break
-            limit = self._rules.max_run
-            records = self._parked_of(work, now_ms) if parked else list(islice(work.waiting, limit))
-            if not records:
-                break
-            self._ledger.read_effects(records, known)
-            run, more = self._judge_each(work, records, known, parked, now_ms)
-            if run or not more:
-                return run
-        return []
+    def only_without_others(work: Work) -> bool:
+        return work.state.is_free and work.state.parked > 0 and not work.waiting
 
-    return [(Board, "_judge", judge)]
+    return [(Judging, "_parked_come_first", staticmethod(only_without_others))]
 
 
 def all_channels_pause() -> Sequence[Change]:
@@ -220,13 +209,13 @@ def commits_go_back() -> Sequence[Change]:
 
 
 def no_barrier() -> Sequence[Change]:
-    start = Board._start
+    start = Judging._start
 
-    def at_once(self: Board, work: Work, record: Record, now_ms: int) -> bool | None:
+    def at_once(self: Judging, work: Work, record: Record, now_ms: int) -> bool | None:
         work.barrier = 0
         return start(self, work, record, now_ms)
 
-    return [(Board, "_start", at_once)]
+    return [(Judging, "_start", at_once)]
 
 
 def news_in_any_order() -> Sequence[Change]:

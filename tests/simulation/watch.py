@@ -273,7 +273,7 @@ class Watch:
                 lag = self._world.cluster.log(*place).end - self._world.group.committed.get(place, 0)
                 if lag and not (channel is Channel.SOURCE and stopped):
                     raise Broken(8, f"{lag} of lag are left in {place[0]}", partition=number)
-            if len(board._lanes) or len(board._in_hand):
+            if len(board._books.lanes) or len(board._books.in_hand):
                 raise Broken(8, "an idle lane stays in memory", partition=number)
             committed = self._world.group.committed.get((SOURCE, number), 0)
             for (place_partition, offset), record in self.books.by_place.items():

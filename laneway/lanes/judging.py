@@ -1,0 +1,353 @@
+"""Judging: what the record in front of a lane gets. The rules of admission, applied.
+
+A lane is judged until something may run, until it has to wait, or until nothing is left. The order is fixed:
+commands of operators, then parked followers of a free lane, then what was read. The tables in `admission` say
+what is decided; here stands what is asked first, and what everybody has to wait for.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from laneway.lanes.admission import (
+    IN_TURN,
+    IN_TURN_OF_ONE,
+    PASSED,
+    PLACES,
+    Action,
+    Decision,
+    Order,
+    Place,
+    Step,
+    held,
+    may_run_held,
+    place,
+    standing,
+)
+from laneway.lanes.books import Books
+from laneway.lanes.breaker import Breaker
+from laneway.lanes.canonical import payload_hash
+from laneway.lanes.case import Case
+from laneway.lanes.command import Command
+from laneway.lanes.effect import FINISHED, Effect, EffectState
+from laneway.lanes.envelope import Envelope
+from laneway.lanes.failures import HandlerSignal, read_again_ms
+from laneway.lanes.follower import revive_all, revive_case
+from laneway.lanes.forward import Home
+from laneway.lanes.lane import Lane
+from laneway.lanes.overlay import Known
+from laneway.lanes.record import Channel, Record, is_lane_of_one
+from laneway.lanes.resolving import Resolving, pause_of, refusal, refusal_of_next
+from laneway.lanes.settling import Rules, Settling
+from laneway.lanes.work import Work
+
+
+class Judging:
+    """Judges the lanes of one board.
+
+    Args:
+        handed_before: by channel, the highest offset that a former owner may have handed over.
+    """
+
+    def __init__(
+        self,
+        home: Home,
+        rules: Rules,
+        envelope: Envelope,
+        books: Books,
+        settling: Settling,
+        breaker: Breaker,
+        handed_before: dict[Channel, int],
+    ) -> None:
+        self._home = home
+        self._rules = rules
+        self._envelope = envelope
+        self._books = books
+        self._ledger = books.ledger
+        self._lanes = books.lanes
+        self._in_hand = books.in_hand
+        self._settling = settling
+        self._resolving = Resolving(home, rules, settling)
+        self._breaker = breaker
+        self._handed_before = handed_before
+
+    def judge(self, work: Work, known: Known, now_ms: int) -> list[Record]:
+        """Judge a lane until something may run; nothing when it has to wait, or nothing is left."""
+        while True:
+            if work.commands:
+                starts = self._judge_command(work, work.commands[0], known, now_ms)
+                if starts is None:
+                    return []
+                record = work.commands.popleft()
+                if starts:
+                    self._in_hand.take(record.effect_key, work.lane)
+                    return [record]
+                continue
+            if work.rest_until_ms > now_ms:
+                return []
+            parked = self._parked_come_first(work)
+            if parked and work.barrier > self._lanes.committed:
+                self._lanes.await_commit(work)
+                return []
+            records = (
+                self._parked_of(work, now_ms) if parked else list(islice(work.waiting, self._rules.max_run))
+            )
+            if not records:
+                return []
+            self._ledger.read_effects(records, known)
+            run, more = self._judge_each(work, records, known, parked, now_ms)
+            if run or not more:
+                return run
+
+    def closed_by(self, record: Record, lane: Lane) -> Case | None:
+        """The open case that this record's settlement closes: its command's, or that of the gap it heals."""
+        command = record.command
+        return self._ledger.case(command.case_id) if command else self._ledger.gap_healed_by(record, lane)
+
+    def switch(self, record: Record, command: Command, now_ms: int) -> None:
+        """A command about the partition itself: it waits for nothing."""
+        books = self._books
+        paused = books.pause is not None
+        if why := _refusal_of_pause(command, "the partition", paused=paused):
+            books.settle(self._resolving.refused(record, why, now_ms), None, None)
+            return
+        books.pause = None if paused else pause_of(command, now_ms)
+        books.settle(self._resolving.switched(record, command, now_ms), None, None)
+        if paused:
+            self._lanes.open_gate()
+
+    def refuse(self, record: Record, why: str, now_ms: int) -> None:
+        """A record of the commands topic that is none."""
+        self._books.settle(self._resolving.refused(record, why, now_ms), None, None)
+
+    @staticmethod
+    def _parked_come_first(work: Work) -> bool:
+        """Before any source or retry record of a free lane: its parked followers."""
+        return work.state.is_free and work.state.parked > 0
+
+    def _judge_each(
+        self, work: Work, records: list[Record], known: Known, parked: bool, now_ms: int
+    ) -> tuple[list[Record], bool]:
+        """Judge records until one may run, and gather what may run right behind it.
+
+        Returns:
+            The records to hand out; and, when there are none, whether to look at the lane again.
+        """
+        run: list[Record] = []
+        for record in records:
+            if run:
+                if not self._may_follow(work, record, run[-1], known, parked):
+                    break
+            else:
+                was_free = work.state.is_free
+                starts = self._judge_first(work, record, known, now_ms)
+                if starts is None:
+                    return run, False
+                if not starts:
+                    if not parked:
+                        work.waiting.popleft()
+                    if work.state.is_free is not was_free:
+                        return run, True
+                    continue
+            if not parked:
+                work.waiting.popleft()
+            self._in_hand.take(record.effect_key, work.lane)
+            run.append(record)
+        return run, True
+
+    def _may_follow(self, work: Work, record: Record, before: Record, known: Known, parked: bool) -> bool:
+        """Whether a record may ride behind another one of its lane, if that one acks."""
+        lane = work.state
+        return (
+            lane.hold is None
+            and (parked or not lane.parked)
+            and record.channel is Channel.SOURCE
+            and not record.misfit
+            and not self._breaker.is_open
+            and self._place(record, before.sequence, None) is Place.NEXT
+            and record.effect_key not in self._in_hand
+            and self._ledger.effect(record.effect_key, known) is None
+        )
+
+    def _judge_first(self, work: Work, record: Record, known: Known, now_ms: int) -> bool | None:
+        """Judge the record at the head of a lane.
+
+        Returns:
+            True when it may run, False when it is settled, None when the lane has to wait.
+        """
+        books = self._books
+        if record.effect_key in self._in_hand:
+            self._in_hand.wait(record.effect_key, work)
+            return None
+        effect = self._ledger.effect(record.effect_key, known)
+        record.prior = effect
+        if record.channel is Channel.RETRY:
+            return self._judge_retry(work, record, effect, now_ms)
+        step = PLACES[self._place(record, work.state.last, self._rules.first_sequence), held(work.state)]
+        if step is Step.PARK:
+            healed = self._ledger.gap_healed_by(record, work.state) if work.state.pause else None
+            books.settle(*self._settling.park(record, work.state, now_ms, healed), work)
+            return False
+        if step is Step.OPEN_GAP:
+            books.settle(*self._settling.gap(record, work.state, now_ms), work)
+            return False
+        in_turn = step is Step.JUDGE_IN_TURN
+        decision = self._decide(record, effect, in_turn)
+        if decision.action is Action.RUN:
+            return self._start(work, record, now_ms)
+        healed = self._ledger.gap_healed_by(record, work.state) if in_turn else None
+        if decision.action is Action.DUPLICATE:
+            assert effect is not None
+            done = self._settling.duplicate(
+                record, effect, work.state, healed, in_turn=in_turn, now_ms=now_ms
+            )
+            sure = self._ledger.is_committed(record.effect_key) and healed is None
+            books.settle(*done, work, barrier=not sure)
+            return False
+        holds = decision.action is Action.HOLD
+        done = self._settling.conflict(
+            record, decision.reason, work.state, healed, holds=holds, now_ms=now_ms
+        )
+        books.settle(*done, work)
+        return False
+
+    def _judge_retry(self, work: Work, record: Record, effect: Effect | None, now_ms: int) -> bool | None:
+        """A retry runs only if it is the one that its lane waits for."""
+        books, lane = self._books, work.state
+        if not may_run_held(lane, record.effect_key, record.attempt):
+            books.settle(self._settling.dropped(record, "stale-retry-copy"), None, work)
+            return False
+        if lane.pause is not None:
+            # It cannot be parked (that is for followers), and must not keep those behind it from being.
+            work.aside = [*(work.aside or ()), record]
+            return False
+        if effect is not None and effect.state is EffectState.RUNNING:
+            done = self._settling.conflict(record, "outcome-unknown", lane, None, holds=True, now_ms=now_ms)
+            books.settle(*done, work)
+            return False
+        return self._start(work, record, now_ms)
+
+    def _place(self, record: Record, last: int | None, first_sequence: int | None) -> Place:
+        """Where a record stands in its lane. Without a sequence key it has no number, only its arrival."""
+        order = Order.ARRIVAL if record.sequence_key is None else self._rules.order
+        return place(order, record.sequence, last, first_sequence)
+
+    def _decide(self, record: Record, effect: Effect | None, in_turn: bool) -> Decision:
+        if effect is not None and effect.state in FINISHED:
+            record.payload_hash = payload_hash(record.payload, record.value)
+        where = standing(effect, record.origin_offset, record.payload_hash)
+        if not in_turn:
+            return PASSED[where]
+        return (IN_TURN_OF_ONE if is_lane_of_one(record.lane) else IN_TURN)[where]
+
+    def _start(self, work: Work, record: Record, now_ms: int) -> bool | None:
+        """A record whose turn has come: it runs, or it is refused unseen, or the lane waits."""
+        if work.barrier > self._lanes.committed:
+            self._lanes.await_commit(work)
+            return None
+        if record.misfit:
+            record.payload_hash = payload_hash(record.payload, record.value)
+            closes = self.closed_by(record, work.state)
+            self._books.settle(*self._settling.misfit(record, work.state, closes, now_ms), work)
+            return False
+        if self._books.pause is not None or not self._breaker.lets(work.lane, now_ms):
+            self._lanes.await_gate(work)
+            return None
+        return True
+
+    def _parked_of(self, work: Work, now_ms: int) -> list[Record]:
+        """The next followers of a lane; none when the pipeline's decoder cannot read them now."""
+        found = self._ledger.parked(work.lane, work.cursor, self._rules.max_run)
+        try:
+            followers = revive_all(found, work.lane, self._envelope, self._home)
+        except HandlerSignal as signal:
+            self._lanes.rest(work, now_ms + read_again_ms(signal))
+            return []
+        for record in followers:
+            record.redelivered = record.offset <= self._handed_before.get(Channel.SOURCE, -1)
+        return followers
+
+    # -- commands
+
+    def _judge_command(self, work: Work, record: Record, known: Known, now_ms: int) -> bool | None:
+        """Apply an operator's command, or refuse it; answers as `_judge_first` does.
+
+        It waits until all that was settled before is durable: it was decided on what is.
+        """
+        command = record.command
+        assert command is not None
+        if work.barrier > self._lanes.committed:
+            self._lanes.await_commit(work)
+            return None
+        if not command.rule.needs_case:
+            self._pause(work, record, command, now_ms)
+            return False
+        case = self._ledger.case(command.case_id)
+        effect = None
+        if case is not None and case.effect_key:
+            record.effect_key = case.effect_key
+            if case.effect_key in self._in_hand:
+                self._in_hand.wait(case.effect_key, work)
+                return None
+            self._ledger.read_effects((record,), known)
+            effect = self._ledger.effect(case.effect_key, known)
+        why = refusal(command, case, work.state, effect)
+        if not why and command.sequence is not None and command.action == "set-next":
+            why = self._refusal_of_next(command.sequence, work)
+        needs_bytes = command.rule.runs or (command.action == "mark-done" and effect is None)
+        if not why and needs_bytes and case is not None and case.record is not None:
+            try:
+                why = revive_case(record, case, command.value, self._envelope, self._home)
+            except HandlerSignal as signal:
+                self._lanes.rest(work, now_ms + read_again_ms(signal))
+                return None
+        if why or case is None:
+            self._books.settle(self._resolving.refused(record, why, now_ms), None, work)
+            return False
+        if command.rule.runs:
+            return self._run_again(work, record, case, effect, now_ms)
+        self._books.settle(*self._resolving.resolved(record, command, case, effect, work.state, now_ms), work)
+        return False
+
+    def _run_again(
+        self, work: Work, record: Record, case: Case, effect: Effect | None, now_ms: int
+    ) -> bool | None:
+        """The held record is to run: as the next attempt, with its budget of retries renewed."""
+        record.attempt = case.attempts + 1
+        record.first_failed_ms = effect.first_failed_ms if effect is not None else 0
+        started = effect is not None and effect.state is EffectState.RUNNING
+        if started and effect is not None and effect.attempt == record.attempt:
+            # This very command has begun it before, and nobody knows how that ended.
+            done = self._settling.conflict(
+                record, "outcome-unknown", work.state, case, holds=True, now_ms=now_ms
+            )
+            self._books.settle(*done, work)
+            return False
+        record.prior = effect
+        return self._start(work, record, now_ms)
+
+    def _pause(self, work: Work, record: Record, command: Command, now_ms: int) -> None:
+        """Pause or resume a lane."""
+        books, lane = self._books, work.state
+        if why := _refusal_of_pause(command, "the lane", paused=lane.pause is not None):
+            books.settle(self._resolving.refused(record, why, now_ms), None, work)
+        elif command.action == "pause":
+            books.settle(*self._resolving.paused(record, command, lane, now_ms), work)
+        else:
+            books.settle(*self._resolving.resumed(record, command, lane, now_ms), work)
+            work.waiting.extendleft(reversed(work.aside or ()))
+            work.aside = None
+
+    def _refusal_of_next(self, sequence: int, work: Work) -> str:
+        first = self._ledger.parked(work.lane, None, 1)
+        return refusal_of_next(
+            sequence, work.state, self._rules.first_sequence, first[0][0][1] if first else None
+        )
+
+
+def _refusal_of_pause(command: Command, what: str, *, paused: bool) -> str:
+    if command.action == "pause" and paused:
+        return f"{what} is paused already"
+    if command.action == "resume" and not paused:
+        return f"{what} is not paused"
+    return ""

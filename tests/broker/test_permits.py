@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-import os
-import random
-from collections import Counter, defaultdict
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tests.broker import recording
-from tests.broker.cluster import Cluster, Outgoing
+from tests.broker.cluster import Cluster
 from tests.broker.conftest import Names
 from tests.broker.journal_checks import (
     by_forward_id,
@@ -21,127 +15,18 @@ from tests.broker.journal_checks import (
     check_saved_before_acked,
     check_second_runs,
     events_of,
-    header,
     place_of,
     read_ledgers,
 )
-from tests.broker.kafka import REPOSITORY, KafkaBroker
+from tests.broker.kafka import KafkaBroker
+from tests.broker.permits import EVENTS, GAPS, check_end, permits, workload
 from tests.broker.worker_process import WorkerProcess, create_companions, settings_of
 from tests.waiting import eventually
 
-DATA = REPOSITORY.parent / "shared" / "data" / "permits.ndjson.gz"
-EVENTS = 8577
 PARTITIONS = 6
 KILLS = 3
 EFFECTS_BEFORE_A_KILL = 200
-GAPS = 10
-WORK_MS = 4
 THREADS = 4
-
-GARBAGE = (
-    b"",
-    b"\xff\xfe not text",
-    b"not json",
-    b"[1,2,3]",
-    b"{}",
-    b'{"messageId":"g","effectKey":"g","sequenceKey":"g","sequence":"1","version":1,"payload":{}}',
-    b'{"messageId":"g","effectKey":"g","sequenceKey":"g","sequence":-1,"version":1,"payload":{}}',
-    None,
-)
-
-
-@dataclass
-class Workload:
-    """What is published, and what must become of it.
-
-    Attributes:
-        last: by sequence key, the last sequence that can run.
-        parked: by sequence key behind a gap, the sequences that wait, copies included.
-        failing: effect keys that fail temporarily at their first attempt.
-    """
-
-    records: list[Outgoing] = field(default_factory=list)
-    last: dict[str, int] = field(default_factory=dict)
-    parked: dict[str, list[int]] = field(default_factory=dict)
-    failing: set[str] = field(default_factory=set)
-    effect_keys: list[str] = field(default_factory=list)
-
-    @property
-    def effects(self) -> int:
-        """How many effects happen in the end."""
-        return sum(self.last.values())
-
-
-def permits() -> list[dict[str, Any]]:
-    """The events of the data set; where it is absent, events of the same shape."""
-    path = Path(os.environ.get("LANEWAY_PERMITS", DATA))
-    if path.is_file():
-        with gzip.open(path, "rt", encoding="utf-8") as file:
-            return [json.loads(line) for line in file]
-    chance = random.Random(8577)
-    lengths: list[int] = []
-    while sum(lengths) < EVENTS:
-        lengths.append(min(chance.choice((1, 6, 6, 6, 6, 6, 6, 8, 10, 18)), EVENTS - sum(lengths)))
-    waiting = [(f"case-{number}", length) for number, length in enumerate(lengths)]
-    at: Counter[str] = Counter()
-    events = []
-    while waiting:
-        # A few dozen permits are under way at any time.
-        index = chance.randrange(min(40, len(waiting)))
-        key, length = waiting[index]
-        at[key] += 1
-        events.append(
-            {
-                "messageId": f"{key}/{at[key]}",
-                "effectKey": f"{key}:{at[key]}",
-                "sequenceKey": key,
-                "sequence": at[key],
-                "version": 1,
-                "payload": {"activity": f"step {at[key]}", "resource": "Resource26"},
-            }
-        )
-        if at[key] == length:
-            waiting.pop(index)
-    return events
-
-
-def workload(events: list[dict[str, Any]], seed: int) -> Workload:
-    """The events with 5 % publisher duplicates, 1 % temporary failures, garbage and gaps."""
-    chance = random.Random(seed)
-    lengths = Counter(event["sequenceKey"] for event in events)
-    gaps = {
-        key: chance.randrange(1, lengths[key])
-        for key in chance.sample(sorted(key for key, length in lengths.items() if length > 1), GAPS)
-    }
-    load = Workload(parked=defaultdict(list))
-    load.last = {key: gaps.get(key, length + 1) - 1 for key, length in lengths.items()}
-    behind: dict[int, list[Outgoing]] = defaultdict(list)
-    garbage = dict(zip(chance.sample(range(len(events)), len(GARBAGE)), GARBAGE, strict=True))
-    for index, event in enumerate(events):
-        key, sequence = event["sequenceKey"], event["sequence"]
-        load.effect_keys.append(event["effectKey"])
-        if index in garbage:
-            load.records.append(Outgoing(garbage[index], f"garbage-{index}".encode()))
-        if sequence != gaps.get(key):
-            fails = chance.random() < 0.01
-            if fails:
-                load.failing.add(event["effectKey"])
-            record = Outgoing(
-                json.dumps(event).encode(),
-                key.encode(),
-                recording.headers("fail:1" if fails else "", WORK_MS),
-            )
-            copies = 1
-            load.records.append(record)
-            if chance.random() < 0.05:
-                copies = 2
-                behind[index + chance.randrange(40)].append(record)
-            if key in gaps and sequence > gaps[key]:
-                load.parked[key] += [sequence] * copies
-        load.records += behind.pop(index, [])
-    for late in behind.values():
-        load.records += late
-    return load
 
 
 def test_permits(
@@ -214,35 +99,11 @@ def test_permits(
     }
     assert {run.effect_key for run in failures} == runnable
     assert {run.attempt for run in failures} == {1}
-    check_end(cluster, names, load, state_dir)
-
-
-def check_end(cluster: Cluster, names: Names, load: Workload, state_dir: Path) -> None:
-    """Ledgers, DLQ and review topic say the same: each effect once, eight dead letters, ten cases."""
     ledgers = read_ledgers(state_dir, names.source, load.effect_keys, list(load.last))
-    assert set(ledgers.homes.values()) == {1}, "an effect is recorded in two ledgers"
-    assert len(ledgers.effects) == load.effects
-    assert {effect.state.name for effect in ledgers.effects.values()} == {"SUCCEEDED"}
-    retried = {key for key, effect in ledgers.effects.items() if effect.attempt == 2}
-    assert retried == load.failing & ledgers.effects.keys()
-    assert {key: lane.last or 0 for key, lane in ledgers.lanes.items()} == load.last
     assert ledgers.outbox == 0
-
-    parked: dict[str, list[int]] = defaultdict(list)
-    for lane, sequence, _ in ledgers.parked:
-        parked[lane[1:]].append(sequence)
-    assert {key: sorted(found) for key, found in parked.items()} == {
-        key: sorted(waiting) for key, waiting in load.parked.items()
-    }
-    assert sorted(case.lane[1:] for case in ledgers.cases) == sorted(load.parked)
-    assert {(case.reason, case.holds) for case in ledgers.cases} == {("sequence-gap", True)}
-    assert all(case.sequence == load.last[case.lane[1:]] + 1 for case in ledgers.cases)
-
     dead = by_forward_id(cluster.read_topic(f"{names.source}.{names.group}.dlq"))
-    assert Counter(message.value() for message in dead.values()) == Counter(GARBAGE)
     review = by_forward_id(cluster.read_topic(f"{names.source}.{names.group}.review"))
-    told = sorted(header(message, "case-id") for message in review.values())
-    assert told == sorted(case.case_id for case in ledgers.cases)
+    check_end(load, ledgers, dead.values(), review.values())
 
 
 def runs_of(directory: Path, pid: int) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from inspect import getattr_static
 
 from laneway.lanes.admission import IN_TURN, PASSED, PLACES, Action, Decision, Held, Place, Standing
 from tests.simulation import planting as plant
@@ -48,7 +49,8 @@ def planted(defect: Defect) -> Iterator[None]:
                 undo.append((owner, name, owner[name]))
                 owner[name] = value
             else:
-                undo.append((owner, name, getattr(owner, name)))
+                # As it stands there: a static method must not come back as a plain one.
+                undo.append((owner, name, getattr_static(owner, name)))
                 setattr(owner, name, value)
         yield
     finally:

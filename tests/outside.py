@@ -5,6 +5,7 @@ It belongs to `tests/invariants.py`, and like it knows nothing of where its valu
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from laneway.lanes.admission import Order
@@ -30,11 +31,33 @@ class HandlerRun:
     outcome: str = ""
 
 
-class Outside:
-    """The world that handlers act on: who runs what, and what has happened to it (invariants 2 and 3)."""
+def _nobody(_: tuple[int, int], __: int) -> bool:
+    return False
 
-    def __init__(self, books: Books, order: Order, first_sequence: int | None) -> None:
+
+class Outside:
+    """The world that handlers act on: who runs what, and what has happened to it (invariants 2 and 3).
+
+    Args:
+        is_deposed: whether an owner has lost a partition, and may not know. Nothing but a lock keeps its
+            handlers from going on beside those of the new owner.
+        once: what may have happened is not run again: an effect runs once, but where its handler said that
+            it did not happen, and the ledger knows that.
+    """
+
+    def __init__(
+        self,
+        books: Books,
+        order: Order,
+        first_sequence: int | None,
+        *,
+        is_deposed: Callable[[tuple[int, int], int], bool] = _nobody,
+        once: bool = False,
+    ) -> None:
         self._books = books
+        self._is_deposed = is_deposed
+        self._once = once
+        self._last: dict[tuple[int, str], HandlerRun] = {}
         self._order = order
         self._first_sequence = first_sequence
         self.runs: list[HandlerRun] = []
@@ -60,6 +83,8 @@ class Outside:
         if ledger is not None:
             self._check_ledger(run, ledger)
             self._check_turn(run, ledger)
+        if self._once:
+            self._check_once(run)
         self.runs.append(run)
         self._open.append(run)
 
@@ -95,6 +120,7 @@ class Outside:
         """Retention has taken an effect out of the ledger: it may run again."""
         self.forgotten.add((partition, effect_key))
         self._acked.pop((partition, effect_key), None)
+        self._last.pop((partition, effect_key), None)
 
     def has_happened(self, partition: int, effect_key: str) -> bool:
         """Whether an effect was ever acked."""
@@ -111,10 +137,24 @@ class Outside:
         for other in self._open:
             if other.partition != run.partition:
                 continue
+            if other.owner != run.owner and any(
+                self._is_deposed(each.owner, run.partition) for each in (other, run)
+            ):
+                continue
             if other.record.lane == run.record.lane:
                 self._broken(2, f"offset {other.record.offset} of the lane is still running", run)
             if other.record.effect_key == run.record.effect_key:
                 self._broken(3, f"effect {run.record.effect_key!r} is running already", run)
+
+    def _check_once(self, run: HandlerRun) -> None:
+        key = (run.partition, run.record.effect_key)
+        before = self._last.get(key)
+        self._last[key] = run
+        if before is None or (before.outcome == "failed" and before.attempt != run.attempt):
+            return
+        if before.outcome != "failed" or before.owner != run.owner:
+            how = before.outcome or "still under way"
+            self._broken(3, f"effect {run.record.effect_key!r} runs again, the run before is {how}", run)
 
     def _check_ledger(self, run: HandlerRun, ledger: LedgerState) -> None:
         effect = ledger.effects.get(run.record.effect_key)

@@ -1,8 +1,8 @@
 """A Kafka in memory: logs with holes, and a group coordinator for both protocols.
 
 Kept apart: what a log holds, who is in the group, which offsets are committed and by whom that was allowed.
-Clients are in `clients`. Transactions are not built; a log already has offsets without records, where their
-markers will stand.
+Transactions are the `coordinator`'s; here is what they are to a log. Clients are in `clients`, `producers`
+and `readers`.
 
 Boundary: it knows topics, members and offsets, and nothing of Laneway.
 """
@@ -27,22 +27,95 @@ class Stored(NamedTuple):
     timestamp_ms: int
 
 
+class Transaction:
+    """One transaction of one producer, as coordinator and logs know it.
+
+    Attributes:
+        producer, who: the transactional id, and the start of the process that had it.
+        places: the logs that it wrote to, and where there its first record stands.
+        offsets: of the group, that become true with it.
+        is_committed: None while nobody has decided.
+        unmarked: what has not heard of the decision yet: logs, and the group under `OFFSETS`.
+    """
+
+    __slots__ = ("began_ms", "is_committed", "offsets", "places", "producer", "unmarked", "who")
+
+    def __init__(self, producer: str, who: int, began_ms: int) -> None:
+        self.producer = producer
+        self.who = who
+        self.began_ms = began_ms
+        self.places: dict[Place, int] = {}
+        self.offsets: dict[Place, int] = {}
+        self.is_committed: bool | None = None
+        self.unmarked: list[Place] = []
+
+
+OFFSETS: Place = ("__consumer_offsets", 0)
+
+
 class Log:
     """One partition of one topic. None is an offset without a record: a marker, or compacted away."""
 
     def __init__(self) -> None:
         self.start = 0
+        self.compacted_below = 0
         self.records: list[Stored | None] = []
+        self._open: dict[Transaction, int] = {}
+        self._of: dict[int, Transaction] = {}
 
     @property
     def end(self) -> int:
         """The high watermark."""
         return len(self.records)
 
-    def append(self, record: Stored | None) -> int:
+    @property
+    def stable(self) -> int:
+        """The last stable offset: nothing below it belongs to a transaction without a marker."""
+        return min(self._open.values()) if self._open else len(self.records)
+
+    def append(self, record: Stored | None, transaction: Transaction | None = None) -> int:
         """Store a record, or only use up an offset."""
+        offset = len(self.records)
         self.records.append(record)
-        return len(self.records) - 1
+        if transaction is not None:
+            self._of[offset] = transaction
+            self._open.setdefault(transaction, offset)
+        return offset
+
+    def mark(self, transaction: Transaction) -> None:
+        """The marker that ends a transaction here; it takes an offset."""
+        self._open.pop(transaction, None)
+        self.records.append(None)
+
+    def of(self, transaction: Transaction) -> list[tuple[int, Stored]]:
+        """The records of one transaction."""
+        found = []
+        for offset, owner in self._of.items():
+            record = self.records[offset]
+            if owner is transaction and record is not None:
+                found.append((offset, record))
+        return found
+
+    def committed(self, offset: int) -> Stored | None:
+        """What a reader of committed records sees there."""
+        transaction = self._of.get(offset)
+        if transaction is not None and not transaction.is_committed:
+            return None
+        return self.records[offset]
+
+    def compact_changes(self, now_ms: int, keep_tombstones_ms: int) -> None:
+        """Log compaction: the last committed value of each key stays; tombstones stay for a while."""
+        seen: set[bytes | None] = set()
+        self.compacted_below = self.stable
+        for offset in range(self.stable - 1, self.start - 1, -1):
+            record = self.committed(offset)
+            if record is None:
+                self.records[offset] = None
+                continue
+            is_old = record.value is None and now_ms - record.timestamp_ms > keep_tombstones_ms
+            if is_old or record.key in seen:
+                self.records[offset] = None
+            seen.add(record.key)
 
     def compact(self, below: int) -> list[int]:
         """Take away the records below an offset that a later one of the same key replaces."""
@@ -186,6 +259,16 @@ class Group:
             self._on_commit(member.ident, place, self.committed.get(place), offset)
             self.committed[place] = offset
         return None
+
+    def refusal(self, member: Member | None, generation: int) -> int | None:
+        """Why offsets in a transaction are refused; None when they are not.
+
+        While a rebalance is being prepared they are taken, as a broker does: the generation is still the old.
+        """
+        if member is None or not self.has(member):
+            return KafkaError.UNKNOWN_MEMBER_ID
+        current = member.generation if self.incremental else self.generation
+        return KafkaError.ILLEGAL_GENERATION if generation != current else None
 
     # -- behind it
 

@@ -1,111 +1,21 @@
-"""Consumer and producer of the fake Kafka, shaped like those of confluent-kafka, as the worker uses them.
+"""The group's consumer in the fake Kafka, shaped like that of confluent-kafka, as the worker uses it.
 
 A rebalance is served inside `consume`; commits travel and land later, in order, or with their process
-never; produced records land in order, and their reports come later, wrong, or not at all. What is on its way
-lands one by one, whenever the scheduler says.
+never. What is on its way lands one by one, whenever the scheduler says.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from random import Random
-from typing import Protocol
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from tests.simulation.broker import Group, Log, Member, Place, Stored
+from tests.simulation.broker import Log, Member, Place
+from tests.simulation.cluster import Cluster, FakeGroupMetadata, FakeMessage, Host
 
 OnAssign = Callable[["FakeConsumer", list[TopicPartition]], None]
 _BEGINNING = -2
-
-
-class Host(Protocol):
-    """The process that a client lives in: where it may die, and whose callbacks may block."""
-
-    @property
-    def ident(self) -> int:
-        """The number of this start of the process."""
-        ...
-
-    def pulse(self, act: str) -> None:
-        """An act of the process: it may end right here."""
-        ...
-
-    def serving(self, callback: Callable[[], None]) -> None:
-        """Run a rebalance callback."""
-        ...
-
-    def note(self, text: str, partition: int) -> None:
-        """A line of the event log."""
-        ...
-
-
-class Cluster:
-    """All logs, the group, and the condition of the network.
-
-    Attributes:
-        refuses_writes: every produce fails; commits go on.
-        is_calm: nothing fails by itself any more.
-    """
-
-    def __init__(self, group: Group, random: Random) -> None:
-        self.group = group
-        self.random = random
-        self.logs: dict[Place, Log] = {}
-        self.refuses_writes = False
-        self.is_calm = False
-
-    def log(self, topic: str, partition: int) -> Log:
-        """One log; made when first asked for."""
-        found = self.logs.get((topic, partition))
-        if found is None:
-            found = self.logs[topic, partition] = Log()
-        return found
-
-
-class FakeMessage:
-    """What `consume` returns: a record, or an event about its partition."""
-
-    __slots__ = ("_error", "_offset", "_partition", "_stored", "_topic")
-
-    def __init__(self, place: Place, offset: int, stored: Stored | None, error: int | None = None) -> None:
-        self._topic, self._partition = place
-        self._offset = offset
-        self._stored = stored
-        self._error = error
-
-    def error(self) -> KafkaError | None:
-        """None for a record."""
-        return None if self._error is None else KafkaError(self._error)
-
-    def topic(self) -> str:
-        """The topic."""
-        return self._topic
-
-    def partition(self) -> int:
-        """The partition."""
-        return self._partition
-
-    def offset(self) -> int:
-        """The position."""
-        return self._offset
-
-    def key(self) -> bytes | None:
-        """The record's key."""
-        return self._stored.key if self._stored else None
-
-    def value(self) -> bytes | None:
-        """The record's value."""
-        return self._stored.value if self._stored else None
-
-    def headers(self) -> list[tuple[str, bytes | None]] | None:
-        """The record's headers."""
-        return list(self._stored.headers) if self._stored else None
-
-    def timestamp(self) -> tuple[int, int]:
-        """(create time, epoch ms)."""
-        return (1, self._stored.timestamp_ms if self._stored else 0)
 
 
 class _Commit:
@@ -219,6 +129,15 @@ class FakeConsumer:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
         while self._travelling:
             self.land_one()
+        coordinator = self._cluster.coordinator
+        coordinator.expire()
+        if any(coordinator.unstable((tp.topic, tp.partition)) for tp in places):
+            # They hang on a transaction: the client asks again by itself, until its patience ends.
+            if random.random() < 0.5:
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+            coordinator.mark_all()
+            if any(coordinator.unstable((tp.topic, tp.partition)) for tp in places):
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
         found = self._cluster.group.committed
         return [
             TopicPartition(tp.topic, tp.partition, found.get((tp.topic, tp.partition), -1001))
@@ -230,7 +149,13 @@ class FakeConsumer:
         if not self._cluster.is_calm and self._cluster.random.random() < 0.05:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
         log = self._cluster.log(place.topic, place.partition)
-        return log.start, log.end
+        return log.start, log.stable
+
+    def consumer_group_metadata(self) -> FakeGroupMetadata:
+        """Who this is in the group now, for offsets that travel in a transaction."""
+        self._host.pulse("group metadata")
+        member = self._member
+        return FakeGroupMetadata(member, member.generation if member is not None else -1)
 
     def close(self) -> None:
         """Give everything back and leave."""
@@ -327,9 +252,9 @@ class FakeConsumer:
         return found
 
     def _read(self, place: Place, log: Log, count: int, found: list[FakeMessage]) -> None:
-        position, end = self._positions[place], log.end
+        position, end = self._positions[place], log.stable
         while position < end and count > 0:
-            stored = log.records[position]
+            stored = log.committed(position)
             if stored is not None:
                 found.append(FakeMessage(place, position, stored))
                 count -= 1
@@ -338,92 +263,3 @@ class FakeConsumer:
         if position == end and self._ended.get(place) != end:
             self._ended[place] = end
             found.append(FakeMessage(place, end, None, KafkaError._PARTITION_EOF))
-
-
-class FakeProducer:
-    """Produces into the logs.
-
-    Args:
-        on_sent: called when a record leaves: (topic, record).
-        on_landed: called when a copy stands in its log: (topic, partition, offset, record).
-        refuses: whether the topic would not take this value.
-    """
-
-    def __init__(
-        self,
-        cluster: Cluster,
-        host: Host,
-        partitions: int,
-        on_sent: Callable[[str, Stored], None],
-        on_landed: Callable[[str, int, int, Stored], None],
-        refuses: Callable[[str, bytes | None], bool],
-    ) -> None:
-        self._cluster = cluster
-        self._host = host
-        self._partitions = partitions
-        self._on_sent = on_sent
-        self._on_landed = on_landed
-        self._refuses = refuses
-        self._travelling: deque[tuple[Place, Stored, Callable[[KafkaError | None, object], None]]] = deque()
-        self._reports: deque[tuple[Callable[[KafkaError | None, object], None], int | None]] = deque()
-
-    def produce(
-        self,
-        topic: str,
-        *,
-        value: bytes | None,
-        key: bytes | None,
-        headers: list[tuple[str, bytes | None]],
-        partition: int,
-        on_delivery: Callable[[KafkaError | None, object], None],
-    ) -> None:
-        """Send a record; it lands later."""
-        self._host.pulse("produce")
-        if not self._cluster.is_calm and self._cluster.random.random() < 0.02:
-            raise BufferError("queue full")
-        if self._refuses(topic, value):
-            raise KafkaException(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE))
-        number = partition if partition >= 0 else sum(key or b"") % self._partitions
-        stored = Stored(key, value, tuple(headers), 7)
-        self._on_sent(topic, stored)
-        self._travelling.append(((topic, number), stored, on_delivery))
-
-    def poll(self, timeout_s: float) -> int:
-        """Tell the reports that have come."""
-        self._host.pulse("producer poll")
-        told = 0
-        while self._reports:
-            report, code = self._reports.popleft()
-            report(None if code is None else KafkaError(code), None)
-            told += 1
-        return told
-
-    def flush(self, timeout_s: float) -> int:
-        """Wait for what is on its way."""
-        while self._travelling:
-            self.land_one()
-        return 0
-
-    @property
-    def on_the_way(self) -> int:
-        """Records that have not landed."""
-        return len(self._travelling)
-
-    @property
-    def untold(self) -> int:
-        """Reports that wait for a poll."""
-        return len(self._reports)
-
-    def land_one(self) -> None:
-        """The oldest record reaches its log, or fails, or its report is lost."""
-        place, stored, report = self._travelling.popleft()
-        fate = 0.0 if self._cluster.is_calm else self._cluster.random.random()
-        if self._cluster.refuses_writes or fate > 0.9:
-            self._reports.append((report, KafkaError._MSG_TIMED_OUT))
-            return
-        log = self._cluster.log(*place)
-        offset = log.append(stored)
-        if fate > 0.86:
-            log.append(None)
-        self._on_landed(place[0], place[1], offset, stored)
-        self._reports.append((report, KafkaError._MSG_TIMED_OUT if 0.76 < fate < 0.85 else None))

@@ -1,12 +1,14 @@
 """The state directory in memory: one ledger and one lock per partition, shared by a machine's processes.
 
-A killed process loses its locks and nothing that it wrote; a loss of power takes what was not synced. Each
+A killed process loses its locks and nothing that it wrote, but for a restore under way; a loss of power takes
+what was not synced, or the end of it. Each
 owner gets its own handle: it dies with its process, and fails when the plan says so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from random import Random
 from typing import Protocol
 
 from laneway.errors import LedgerError, LedgerLockedError
@@ -17,7 +19,7 @@ from laneway.lanes.lane import Lane, Parked, ParkedKey
 from laneway.lanes.record import Channel
 from laneway.lanes.view import Entry, Meta, Opening
 from laneway.store.memory import MemoryLedger, _State
-from laneway.store.port import LedgerStats
+from laneway.store.port import Change, ChangelogMark, LedgerStats
 
 
 class Host(Protocol):
@@ -40,6 +42,9 @@ class Host(Protocol):
 Written = Callable[["Handle", Sequence[Entry], Sequence[Forward]], None]
 """Told of each cycle that is about to be written."""
 
+Applied = Callable[["Handle", ChangelogMark], None]
+"""Told of each batch of the changelog that a ledger has taken."""
+
 
 class Disk:
     """All ledgers of one machine.
@@ -47,15 +52,20 @@ class Disk:
     Attributes:
         failing: by partition, how many of the next writes fail; the rest of the value says whether such a
             write is there all the same.
+        is_doomed: its state directory is deleted, the next time that no process of the machine runs.
+        memory: goes up when something that handlers may have seen is forgotten.
     """
 
-    def __init__(self, on_write: Written, on_forget: Callable[[int, str], None]) -> None:
+    def __init__(self, on_write: Written, on_apply: Applied, on_forget: Callable[[int, str], None]) -> None:
         self.ledgers: dict[int, MemoryLedger] = {}
         self.holders: dict[int, Handle] = {}
         self.failing: dict[int, bool] = {}
         self.on_write = on_write
+        self.on_apply = on_apply
         self.on_forget = on_forget
-        self.open_all = False
+        self.is_doomed = False
+        self.memory = 0
+        self.slots: dict[int, Host] = {}
 
     def exists(self, partition: int) -> bool:
         """Whether a store was ever made."""
@@ -88,12 +98,31 @@ class Disk:
         for handle in list(self.holders.values()):
             if handle.host is host:
                 self.free(handle)
+                ledger = self.ledgers[handle.partition]
+                if ledger._unlogged_since is not None:  # it was being restored, past its log
+                    self.ledgers[handle.partition] = ledger.crash(lose_unsynced=False)
 
-    def lose_power(self) -> None:
-        """Everything that was not synced is gone."""
+    def lose_power(self, random: Random | None) -> None:
+        """What was not synced is gone: all of it, or by chance the end of it, as it was written."""
         self.holders.clear()
+        self.memory += 1
         for partition, ledger in self.ledgers.items():
+            if random is not None and ledger._unlogged_since is None:
+                del ledger._unsynced[random.randint(0, len(ledger._unsynced)) :]
+                ledger.sync()
             self.ledgers[partition] = ledger.crash(lose_unsynced=True)
+
+    def move_aside(self, partition: int) -> None:
+        """A store that is not to be trusted goes out of the way."""
+        assert partition not in self.holders, "moved aside while it is open"
+        self.memory += 1
+        self.ledgers.pop(partition, None)
+
+    def forget(self) -> None:
+        """Somebody deletes the state directory."""
+        self.is_doomed = False
+        self.memory += 1
+        self.ledgers.clear()
 
     def seen(self, partition: int) -> _State:
         """What a reader sees now, synced or not."""
@@ -118,6 +147,11 @@ class Handle:
         self.partition = partition
         self.host = host
         self._closed = False
+
+    @property
+    def state(self) -> _State:
+        """What is in it now."""
+        return self._ledger._state
 
     def _mine(self) -> MemoryLedger:
         if self._closed:
@@ -198,6 +232,39 @@ class Handle:
             for key in before - set(self._mine()._state.effects):
                 self._disk.on_forget(self.partition, key)
         return count
+
+    def changes(self, entries: Iterable[Entry], meta: Meta, expired: Sequence[str] = ()) -> list[Change]:
+        """See `LedgerStore`."""
+        return self._mine().changes(entries, meta, expired)
+
+    def apply_changes(self, changes: Sequence[Change], mark: ChangelogMark) -> None:
+        """See `LedgerStore`."""
+        self.host.pulse("apply changes")
+        failing = self._disk.failing.pop(self.partition, None)
+        if failing is not True:
+            self._mine().apply_changes(changes, mark)
+            self._disk.on_apply(self, mark)
+        if failing is not None:
+            raise LedgerError("the disk refused a write")
+        self.host.pulse("changes applied")
+
+    def changelog_mark(self) -> ChangelogMark | None:
+        """See `LedgerStore`."""
+        return self._mine().changelog_mark()
+
+    def begin_restore(self) -> None:
+        """See `LedgerStore`."""
+        self.host.pulse("begin restore")
+        self._mine().begin_restore()
+
+    def end_restore(self) -> None:
+        """See `LedgerStore`."""
+        self.host.pulse("end restore")
+        self._mine().end_restore()
+
+    def expired(self, before_ms: int, limit: int) -> list[str]:
+        """See `LedgerStore`."""
+        return self._mine().expired(before_ms, limit)
 
     def close(self) -> None:
         """See `LedgerStore`."""

@@ -6,6 +6,7 @@ shorter by leaving things out.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
 
@@ -27,7 +28,14 @@ GARBAGE = (
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What a team and its operators may choose."""
+    """What a team and its operators may choose, and what surrounds them.
+
+    Attributes:
+        changelog: the ledger follows its partition; otherwise it is of one machine.
+        review: what may have happened is not run again.
+        machines: each has its own state directory.
+        lost_answers: the share of answers to transactional producers that get lost.
+    """
 
     order: Order
     keyed: bool
@@ -50,6 +58,10 @@ class Config:
     max_open_cases: int
     retention_ms: int
     decodes: bool
+    changelog: bool = False
+    review: bool = False
+    machines: int = 1
+    lost_answers: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +134,19 @@ FAULTS = {
 }
 
 
+CHANGELOG_FAULTS = {
+    "compact_changes": 5,
+    "forget_state": 3,
+    "depose": 3,
+    "rebalance": 4,
+    "kill": 4,
+}
+"""More of them, where the ledger follows its partition."""
+
+CHANGELOG_SHARE = 0.0
+REVIEW_SHARE = 0.35
+
+
 def make_plan(seed: int) -> Plan:
     """Draw a whole history from its seed."""
     random = Random(seed)
@@ -130,8 +155,16 @@ def make_plan(seed: int) -> Plan:
     letters: list[Letter] = []
     for partition in range(config.partitions):
         letters += _letters(random, config, partition, steps)
-    kinds, weights = list(FAULTS), list(FAULTS.values())
-    faults = tuple(
+    faults = _faults(random, FAULTS, steps)
+    if config.changelog:
+        faults += _faults(Random(f"changelog faults {seed}"), CHANGELOG_FAULTS, steps)
+    letters.sort(key=lambda letter: letter.step)
+    return Plan(seed, config, tuple(letters), faults, steps)
+
+
+def _faults(random: Random, of: Mapping[str, float], steps: int) -> tuple[Fault, ...]:
+    kinds, weights = list(of), list(of.values())
+    return tuple(
         Fault(
             random.randrange(steps),
             random.choices(kinds, weights)[0],
@@ -140,8 +173,6 @@ def make_plan(seed: int) -> Plan:
         )
         for _ in range(random.choice((0, 1, 3, 5, 8, 12)))
     )
-    letters.sort(key=lambda letter: letter.step)
-    return Plan(seed, config, tuple(letters), faults, steps)
 
 
 def _rarely(random: Random, share: float, values: tuple[int, ...], otherwise: int) -> int:
@@ -151,6 +182,9 @@ def _rarely(random: Random, share: float, values: tuple[int, ...], otherwise: in
 def _config(random: Random, seed: int) -> Config:
     kind = random.choices(("contiguous", "any", "increasing", "arrival", "keyless"), (50, 12, 13, 13, 12))[0]
     orders = {"increasing": Order.INCREASING, "arrival": Order.ARRIVAL}
+    # What came later is drawn apart, so that the histories of `local` stay what they were.
+    later = Random(f"changelog {seed}")
+    changelog = later.random() < CHANGELOG_SHARE
     return Config(
         order=orders.get(kind, Order.CONTIGUOUS),
         keyed=kind != "keyless",
@@ -172,7 +206,10 @@ def _config(random: Random, seed: int) -> Config:
         max_parked_bytes=_rarely(random, 0.1, (100, 400), 1 << 30),
         max_open_cases=_rarely(random, 0.12, (1, 2), 100),
         retention_ms=_rarely(random, 0.12, (300, 1500), 10**9),
-        # Drawn apart: what came later does not change the histories that were there before.
+        changelog=changelog,
+        review=changelog and later.random() < REVIEW_SHARE,
+        machines=later.choice((1, 2, 3)) if changelog else 1,
+        lost_answers=later.choice((0.0, 0.03, 0.15)) if changelog else 0.0,
         decodes=Random(f"decodes {seed}").random() < 0.2,
     )
 

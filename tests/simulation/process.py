@@ -9,18 +9,22 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from laneway.consumer.journal import Journal, Place
-from laneway.consumer.partition import Partition
+from laneway.consumer.partition import Partition, State
 from laneway.consumer.worker import Worker
 from laneway.errors import LanewayError, LedgerError, RefusedError
 from laneway.lanes.record import Channel, Record
 from laneway.lanes.settlement import Settled, Settlement
 from laneway.store.state_dir import StateDir
 from tests.invariants import Broken
-from tests.simulation.clients import FakeConsumer, FakeProducer
+from tests.simulation.clients import FakeConsumer
+from tests.simulation.disk import Host
+from tests.simulation.producers import FakeProducer, FakeTransactionalProducer
 from tests.simulation.setup import NAMES, SOURCE
+from tests.simulation.strands import Strand
 
 if TYPE_CHECKING:
     from tests.simulation.threads import Threads
@@ -42,25 +46,30 @@ class Process:
         takes_power: whether the whole machine goes with it.
         frozen: world steps for which it does not run.
         is_busy: it is on the stack, waiting for others.
+        disk: of the machine that it runs on.
+        waiting: background calls that pause in their middle.
     """
 
     def __init__(self, world: World, ident: int, slot: int) -> None:
         self.world = world
         self.ident = ident
         self.slot = slot
+        self.disk = world.disks[slot % len(world.disks)]
         self.is_dead = False
         self.is_busy = False
         self.fuse: int | None = None
         self.takes_power = False
         self.frozen = 0
         self.jobs: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self.waiting: deque[Strand] = deque()
         self.threads: Threads | None = None
         self._waits = 0
         self._idle_acts = 0
         self.journal = SimJournal(self)
         self.consumer: FakeConsumer
         self.producer: FakeProducer
-        world.starting = self
+        self.transactional: FakeTransactionalProducer | None = None
+        world.acting = self
         self.worker = Worker(
             world.settings,
             world.pipeline,
@@ -93,14 +102,50 @@ class Process:
         """What it owns."""
         return self.worker._ownership.owned()
 
-    def do_job(self) -> None:
-        """One of the background threads does one call."""
-        future, call = self.jobs.popleft()
+    def is_live(self, number: int) -> bool:
+        """Whether it reads and runs this partition."""
+        return any(p.partition == number and p.state is State.LIVE for p in self.partitions())
+
+    @property
+    def has_jobs(self) -> bool:
+        """Whether a background thread has anything to do."""
+        return bool(self.jobs or self.waiting)
+
+    def do_job(self) -> bool:
+        """One of the background threads does one call, or goes on with it; returns whether that is over."""
+        world = self.world
+        before, world.acting = world.acting, self
+        try:
+            if self.waiting and (not self.jobs or world.random.random() < 0.5):
+                strand = self.waiting.popleft()
+            else:
+                future, call = self.jobs.popleft()
+                if not world.plan.config.changelog:
+                    self._work(future, call)
+                    return True
+                strand = Strand.of(lambda: self._work(future, call))
+            strand.resume()
+            if not strand.is_over:
+                self.waiting.append(strand)
+            return strand.is_over
+        finally:
+            world.acting = before
+
+    def unwind(self) -> None:
+        """It is dead: calls that wait end at their next act."""
+        while self.waiting:
+            strand = self.waiting.popleft()
+            while not strand.is_over:
+                strand.resume()
+
+    def _work(self, future: Future[Any], call: Callable[[], Any]) -> None:
         try:
             future.set_result(call())
         except Died:
             return
         except Exception as error:  # noqa: BLE001 - it belongs to whoever asks the future
+            if isinstance(error, Broken):
+                self.world.broken = self.world.broken or error
             future.set_exception(error)
 
     # -- what leaves it
@@ -142,18 +187,26 @@ class Process:
             if self.is_dead:
                 raise Died
 
+    def wait_beside(self, timeout_s: float) -> None:
+        """A background thread waits."""
+        self.world.sleep(min(timeout_s, 0.05) if timeout_s >= 0 else 0.05)
+        if self.is_dead:
+            raise Died
+
     # -- behind it
 
     def _doing(self, act: Callable[[], None]) -> None:
         if self.is_dead:
             return
         self.is_busy = True
+        before, self.world.acting = self.world.acting, self
         try:
             act()
         except Died:
             pass
         finally:
             self.is_busy = False
+            self.world.acting = before
 
     def _turn(self) -> None:
         worker = self.worker
@@ -262,15 +315,47 @@ class SimJournal:
 class _StateDir:
     """The state directory as one process sees it."""
 
-    path = "sim"
+    path = Path("sim")
 
     def __init__(self, process: Process) -> None:
         self._process = process
 
+    @property
+    def state_id(self) -> str:
+        """Of the machine's directory, as long as nobody deletes it."""
+        disk = self._process.disk
+        return f"state{self._process.world.disks.index(disk)}-{disk.memory}"
+
+    def worker_slot(self) -> _Slot:
+        """The first number that no living process of the machine has."""
+        slots = self._process.disk.slots
+        number = next(n for n in range(len(slots) + 1) if n not in slots or slots[n].is_dead)
+        slots[number] = self._process
+        return _Slot(number, slots)
+
     def exists(self, topic: str, partition: int) -> bool:
         """Whether a store was ever made."""
-        return self._process.world.disk.exists(partition)
+        return self._process.disk.exists(partition)
 
     def open_store(self, topic: str, partition: int) -> object:
         """Open and lock it."""
-        return self._process.world.disk.open(partition, self._process)
+        return self._process.disk.open(partition, self._process)
+
+    def move_aside(self, topic: str, partition: int, why: str) -> Path:
+        """Out of the way."""
+        self._process.pulse("move aside")
+        self._process.note(f"moves the ledger aside: {why}", partition)
+        self._process.disk.move_aside(partition)
+        return self.path
+
+
+class _Slot:
+    """See `state_dir.WorkerSlot`."""
+
+    def __init__(self, number: int, slots: dict[int, Host]) -> None:
+        self.number = number
+        self._slots = slots
+
+    def release(self) -> None:
+        """The next process may have the number."""
+        self._slots.pop(self.number, None)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -10,49 +12,102 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import laneway.consumer.committer as committer_module
-import laneway.consumer.opening as opening_module
-import laneway.consumer.ownership as ownership_module
-import laneway.consumer.partition as partition_module
+import laneway.consumer.kafka.clients as clients_module
 import laneway.consumer.worker as worker_module
 from laneway.consumer.rules import envelope_of, rules_of
 from laneway.consumer.settings.model import Settings
 from laneway.lanes.envelope import Envelope
-from tests.simulation.clients import FakeConsumer, FakeProducer
+from laneway.lanes.settling import Rules
+from tests.simulation.clients import FakeConsumer
 from tests.simulation.process import Died, Process
-from tests.simulation.setup import SOURCE
+from tests.simulation.producers import FakeProducer, FakeTransactionalProducer
+from tests.simulation.readers import FakeReader
+from tests.simulation.setup import SOURCE, TRANSACTION_TIMEOUT_MS
 from tests.simulation.threads import Threads
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
 
+# Whatever the worker has imported of its own part: none of it may meet a clock or a thread.
+_MODULES = [
+    module
+    for name, module in sorted(sys.modules.items())
+    if name.startswith("laneway.consumer.") and ".settings" not in name
+]
+_CLOCKED = [module for module in _MODULES if getattr(module, "time", None) is time]
+_POOLING = [module for module in _MODULES if hasattr(module, "DaemonExecutor")]
+
+
 @contextmanager
 def seams(current: Callable[[], World]) -> Iterator[None]:
-    """Let the worker's module meet the simulation where it would meet threads, clocks and Kafka.
+    """Let the worker's modules meet the simulation where they would meet threads, clocks and Kafka.
 
     Args:
         current: the world that is running.
     """
+    edge = _Edge(current)
+    changes: Sequence[tuple[Any, str, object]] = (
+        *((module, "time", edge.time) for module in _CLOCKED),
+        *((module, "DaemonExecutor", edge.new_pool) for module in _POOLING),
+        (clients_module, "new_consumer", edge.new_consumer),
+        (clients_module, "new_producer", edge.new_producer),
+        (clients_module, "new_transactional_producer", edge.new_transactional_producer),
+        (clients_module, "new_reader", edge.new_reader),
+        (worker_module, "Workers", edge.new_threads),
+        (worker_module, "ShapeWatch", _NoWatch),
+        (worker_module, "threading", SimpleNamespace(Thread=_InlineThread, Event=threading.Event)),
+        (worker_module, "free_bytes", lambda _: 1 << 60),
+        (worker_module, "os", SimpleNamespace(_exit=edge.exit_now)),
+        (worker_module, "rules_of", edge.rules),
+        (worker_module, "envelope_of", edge.envelope),
+    )
+    before = [(module, name, getattr(module, name, None)) for module, name, _ in changes]
+    for module, name, value in changes:
+        setattr(module, name, value)
+    try:
+        yield
+    finally:
+        for module, name, value in before:
+            setattr(module, name, value)
 
-    def host() -> Process:
-        starting = current().starting
-        assert starting is not None
-        return starting
 
-    def new_threads(process: Any, *, threads: int, timeout_ms: int, clock: Callable[[], int]) -> Threads:
-        mine = host()
+class _Edge:
+    """What stands where the outside would be."""
+
+    def __init__(self, current: Callable[[], World]) -> None:
+        self._current = current
+        self.time = SimpleNamespace(
+            monotonic=lambda: current().clock.steady_ms / 1000,
+            monotonic_ns=lambda: current().clock.steady_ms * 1_000_000,
+            time=lambda: current().clock.now_ms / 1000,
+            time_ns=lambda: current().clock.now_ms * 1_000_000,
+            sleep=lambda seconds: current().sleep(seconds),
+        )
+
+    def _host(self) -> Process:
+        acting = self._current().acting
+        assert acting is not None
+        return acting
+
+    def new_threads(
+        self, process: Any, *, threads: int, timeout_ms: int, clock: Callable[[], int]
+    ) -> Threads:
+        mine = self._host()
         mine.threads = Threads(process, threads=threads, timeout_ms=timeout_ms, clock=clock, host=mine)
         return mine.threads
 
-    def new_consumer(_: Settings, *, partition_eof: bool, on_commit: Any) -> FakeConsumer:
+    def new_pool(self, *_: object) -> _Pool:
+        return _Pool(self._host())
+
+    def new_consumer(self, _: Settings, *, partition_eof: bool, on_commit: Any) -> FakeConsumer:
         assert partition_eof
-        mine = host()
+        mine = self._host()
         mine.consumer = FakeConsumer(mine.world.cluster, mine, SOURCE, on_commit)
         return mine.consumer
 
-    def new_producer(_: Settings, *, max_message_bytes: int | None) -> FakeProducer:
-        mine = host()
+    def new_producer(self, _: Settings, *, max_message_bytes: int | None) -> FakeProducer:
+        mine = self._host()
         world = mine.world
         mine.producer = FakeProducer(
             world.cluster,
@@ -64,55 +119,40 @@ def seams(current: Callable[[], World]) -> Iterator[None]:
         )
         return mine.producer
 
-    def exit_now(_: int) -> None:
-        # Only the process whose turn it is can call it.
-        running = next(p for p in reversed(current().processes) if p.is_busy)
-        current().tell(running, "ends: a handler outlived its partition")
-        current().die(running)
+    def new_transactional_producer(
+        self, _: Settings, name: str, *, max_message_bytes: int | None = None
+    ) -> FakeTransactionalProducer:
+        mine = self._host()
+        world = mine.world
+        mine.transactional = FakeTransactionalProducer(
+            world.cluster,
+            mine,
+            name,
+            TRANSACTION_TIMEOUT_MS,
+            world.plan.config.partitions,
+            world.watch.refuses,
+        )
+        return mine.transactional
+
+    def new_reader(self, _: Settings, *, committed: bool) -> FakeReader:
+        mine = self._host()
+        return FakeReader(mine.world.cluster, mine, committed=committed)
+
+    def exit_now(self, _: int) -> None:
+        mine = self._host()
+        mine.world.tell(mine, "ends: a handler outlived its partition")
+        mine.world.die(mine)
         raise Died
 
-    def envelope_once(settings: Settings, source: str, decode: Any) -> Envelope:
+    def rules(self, settings: Settings) -> Rules:
+        return replace(rules_of(settings), max_run=self._current().plan.config.max_run)
+
+    def envelope(self, settings: Settings, source: str, decode: Any) -> Envelope:
         # It keeps nothing of what it reads, so all processes of a history may share it.
-        world = current()
+        world = self._current()
         if world.envelope is None:
             world.envelope = envelope_of(settings, source, decode)
         return world.envelope
-
-    real_rules = rules_of
-    time = SimpleNamespace(
-        monotonic=lambda: current().clock.steady_ms / 1000,
-        monotonic_ns=lambda: current().clock.steady_ms * 1_000_000,
-        time_ns=lambda: current().clock.now_ms * 1_000_000,
-        sleep=lambda seconds: current().clock.advance(int(seconds * 1000) + 1),
-    )
-    changes: Sequence[tuple[Any, str, object]] = (
-        (worker_module, "time", time),
-        (ownership_module, "time", time),
-        (opening_module, "time", time),
-        (committer_module, "time", time),
-        (partition_module, "time", time),
-        (worker_module, "clients", SimpleNamespace(new_consumer=new_consumer, new_producer=new_producer)),
-        (worker_module, "Workers", new_threads),
-        (worker_module, "DaemonExecutor", lambda *_: _Pool(host())),
-        (worker_module, "ShapeWatch", _NoWatch),
-        (worker_module, "threading", SimpleNamespace(Thread=_InlineThread, Event=threading.Event)),
-        (worker_module, "free_bytes", lambda _: 1 << 60),
-        (worker_module, "os", SimpleNamespace(_exit=exit_now)),
-        (
-            worker_module,
-            "rules_of",
-            lambda settings: replace(real_rules(settings), max_run=current().plan.config.max_run),
-        ),
-        (worker_module, "envelope_of", envelope_once),
-    )
-    before = [(module, name, getattr(module, name, None)) for module, name, _ in changes]
-    for module, name, value in changes:
-        setattr(module, name, value)
-    try:
-        yield
-    finally:
-        for module, name, value in before:
-            setattr(module, name, value)
 
 
 class _Pool:

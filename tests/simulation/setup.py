@@ -16,8 +16,11 @@ from laneway.consumer.topics import TopicNames
 from tests.simulation.plan import Config
 
 SOURCE = "invoices"
-NAMES = TopicNames(SOURCE, "retry", "commands", "dlq", "review")
+LEDGER = "ledger"
+NAMES = TopicNames(SOURCE, "retry", "commands", "dlq", "review", LEDGER)
 HANDLER_TIMEOUT_MS = 2000
+TRANSACTION_TIMEOUT_MS = 1500
+DELETE_RETENTION_MS = 3000
 
 
 def settings_of(config: Config) -> Settings:
@@ -46,6 +49,11 @@ def settings_of(config: Config) -> Settings:
             on_unknown_version="hold" if config.hold_unknown_version else "reject",
         ),
         cycle=CycleSettings(max_ms=config.max_ms, max_records=config.max_records),
-        ledger=LedgerSettings(replication="local", retention=config.retention_ms, min_free=1),
+        ledger=LedgerSettings(
+            replication="changelog" if config.changelog else "local",
+            on_unknown_outcome="review" if config.review else "run-again",
+            retention=config.retention_ms,
+            min_free=1,
+        ),
         kafka={"max.poll.interval.ms": 5000},
     )

@@ -24,7 +24,7 @@ from laneway.lanes.verdict import ACK, Outcome, Wait
 from laneway.store.memory import MemoryLedger
 from tests.lanes.driver import Driver
 from tests.simulation.broker import Stored
-from tests.simulation.clients import FakeMessage
+from tests.simulation.cluster import FakeMessage
 
 
 class Queue:

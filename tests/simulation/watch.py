@@ -5,13 +5,12 @@ The handlers' outside stands here too: how each delivery goes is decided by its 
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import laneway
-from laneway.consumer.partition import Partition, State
+from laneway.consumer.partition import Partition
 from laneway.lanes.case import Case
 from laneway.lanes.effect import EffectState
 from laneway.lanes.forward import Forward, ForwardKind
@@ -20,6 +19,8 @@ from laneway.lanes.run import Run
 from laneway.lanes.verdict import Ack, Outcome
 from laneway.lanes.view import Entry, PutCase, PutEffect
 from laneway.pipeline import Delivery
+from laneway.store.memory import _State
+from laneway.store.port import ChangelogMark
 from tests.invariants import (
     Books,
     Broken,
@@ -35,8 +36,10 @@ from tests.invariants import (
     headers_of,
 )
 from tests.outside import HandlerRun, Outside
-from tests.simulation.broker import Place, Stored
+from tests.simulation.broker import Place, Stored, Transaction
+from tests.simulation.decisions import Decisions
 from tests.simulation.disk import Handle
+from tests.simulation.forwards import forward_of
 from tests.simulation.plan import Fate
 from tests.simulation.process import Process
 from tests.simulation.setup import NAMES, SOURCE
@@ -44,8 +47,6 @@ from tests.simulation.setup import NAMES, SOURCE
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-_KINDS = {"retry": ForwardKind.RETRY, "dlq": ForwardKind.DLQ, "review": ForwardKind.REVIEW}
-_NEWS_PARTITION = re.compile(rb'"partition":(\d+)')
 _TOO_LARGE = b'"sequence":3,'
 
 
@@ -61,7 +62,14 @@ class Watch:
         config = world.plan.config
         self._world = world
         self.books = Books()
-        self.outside = Outside(self.books, config.order, config.first_sequence)
+        self.outside = Outside(
+            self.books,
+            config.order,
+            config.first_sequence,
+            is_deposed=self._is_deposed if config.changelog else _nobody,
+            once=config.review,
+        )
+        self.decisions = Decisions(world, self)
         self.forwarded = Forwarded()
         self.fates: dict[tuple[int, str], Fate] = {}
         self.clock_jumped = False
@@ -71,7 +79,7 @@ class Watch:
         self._attempt = 1
         self._retries: dict[int, list[tuple[int, int, int]]] = {}
         self._corrected: set[tuple[int, str, bytes]] = set()
-        self._begun: dict[tuple[int, int, int], tuple[tuple[int, int], int]] = {}
+        self._begun: dict[tuple[int, int, int], tuple[tuple[int, int], tuple[int, int]]] = {}
 
     # -- the handlers' side
 
@@ -83,7 +91,7 @@ class Watch:
         published = self.books.by_place.get((number, record.origin_offset))
         if published is None or record.value != published.value:
             raise Broken(1, f"{record} is not what was published there", partition=number, lane=record.lane)
-        ledger = self._world.disk.seen(number)
+        ledger = process.disk.seen(number)
         act = HandlerRun((process.ident, run.epoch), number, published, record.attempt)
         if self._world.trace is not None:
             place = f"offset {published.offset} sequence {published.sequence} #{record.attempt}"
@@ -96,20 +104,21 @@ class Watch:
                 raise Broken(
                     11, f"{record} runs {due_ms - self._world.clock.now_ms} ms early", partition=number
                 )
-        self._check_redelivered(act, record)
+        self._check_redelivered(process, act, record)
         key = (number, published.effect_key)
         self._handled[key] += 1
         self._in_hand, self._attempt = act, record.attempt
         # A handler that outlives its timeout is a fault too: in the end they are all quick.
         return act, 0 if self._world.cluster.is_calm else self.fates[key].duration_ms
 
-    def _check_redelivered(self, act: HandlerRun, record: Record) -> None:
+    def _check_redelivered(self, process: Process, act: HandlerRun, record: Record) -> None:
         delivery = (act.partition, record.origin_offset, record.attempt)
-        before = self._begun.setdefault(delivery, (act.owner, self.power_losses))
-        # The note is not synced: the machine may forget it.
-        if before[0] != act.owner and before[1] == self.power_losses and not record.redelivered:
+        # The note is not synced: the machine may forget it; and another machine may not have it yet.
+        memory = (self._world.disks.index(process.disk), process.disk.memory)
+        before = self._begun.setdefault(delivery, (act.owner, memory))
+        if before[0] != act.owner and before[1] == memory and not record.redelivered:
             raise Broken(12, f"{record} comes again unmarked", partition=act.partition, lane=record.lane)
-        self._begun[delivery] = (act.owner, self.power_losses)
+        self._begun[delivery] = (act.owner, memory)
 
     def ends(self, act: HandlerRun, outcome: Outcome) -> None:
         """The handler has answered."""
@@ -150,13 +159,17 @@ class Watch:
 
     def on_sent(self, topic: str, stored: Stored) -> None:
         """A forward leaves a process."""
-        partition, forward = _forward(topic, stored)
-        outbox = [held.forward_id for held in self._world.disk.durable(partition).outbox.values()]
+        partition, forward = forward_of(topic, stored)
+        outbox = [held.forward_id for held in self.truth(partition).outbox.values()]
         self.forwarded.sent(partition, forward, outbox)
 
     def on_landed(self, topic: str, _: int, offset: int, stored: Stored) -> None:
         """A forward stands in its topic."""
-        partition, forward = _forward(topic, stored)
+        partition, forward = forward_of(topic, stored)
+        self.landed(topic, partition, offset, forward)
+
+    def landed(self, topic: str, partition: int, offset: int, forward: Forward) -> None:
+        """A forward stands in its topic, for everybody to see."""
         self.forwarded.landed(partition, forward)
         if topic == NAMES.retry:
             own = headers_of(forward)
@@ -172,7 +185,7 @@ class Watch:
         if offset > self._world.cluster.log(topic, partition).end:
             raise Broken(4, f"the commit of {topic} passes the log's end: {offset}", partition=partition)
         for process in self._world.processes:
-            if process.ident != member and not process.is_dead and self._is_live(process, partition):
+            if process.ident != member and not process.is_dead and process.is_live(partition):
                 what = f"process {member} commits, and process {process.ident} is live"
                 raise Broken(7, what, partition=partition)
         if topic == SOURCE:
@@ -180,12 +193,19 @@ class Watch:
         else:
             self._check_retries(partition, offset)
 
-    @staticmethod
-    def _is_live(process: Process, partition: int) -> bool:
-        return any(p.partition == partition and p.state is State.LIVE for p in process.partitions())
+    def truth(self, partition: int) -> _State:
+        """What has happened, whoever knows of it: a synced ledger, or the committed changelog."""
+        if self._world.plan.config.changelog:
+            return self.decisions.changelogs.truth(partition)
+        return self._world.disks[0].durable(partition)
+
+    def _is_deposed(self, owner: tuple[int, int], partition: int) -> bool:
+        """Whether the group has given the partition to somebody else, or to nobody."""
+        member = self._world.group.members.get(owner[0])
+        return member is None or partition not in member.owned
 
     def _check_passed(self, partition: int, first: int, end: int) -> None:
-        durable = self._world.disk.durable(partition)
+        durable = self.truth(partition)
         for offset in range(first, end):
             record = self.books.by_place.get((partition, offset))
             if record is not None:
@@ -198,7 +218,7 @@ class Watch:
             check_explained(record, ledger, self.forwarded, self.outside.forgotten)
 
     def _check_retries(self, partition: int, committed: int) -> None:
-        durable = self._world.disk.durable(partition)
+        durable = self.truth(partition)
         owed = set()
         for forward in durable.outbox.values():
             if forward.kind is ForwardKind.RETRY:
@@ -215,12 +235,30 @@ class Watch:
             if isinstance(entry, PutCase):
                 if entry.case is not None and entry.case.reason == "sequence-gap":
                     check_gap(self.books, handle.partition, entry.case)
-            elif isinstance(entry, PutEffect) and entry.effect.state is EffectState.SUCCEEDED:
-                self.outside.check_recorded(process.ident, handle.partition, entry.effect_key)
-            elif isinstance(entry, PutEffect) and entry.effect.state is EffectState.QUARANTINED:
-                self._corrected.add((handle.partition, entry.effect_key, entry.effect.payload_hash))
+            elif isinstance(entry, PutEffect):
+                self.effect_recorded(process.ident, handle.partition, entry)
         for forward in outbox:
             self.forwarded.settled(handle.partition, forward)
+
+    def effect_recorded(self, process: int, partition: int, entry: PutEffect) -> None:
+        """An effect is about to be believed."""
+        effect = entry.effect
+        if effect is not None and effect.state is EffectState.SUCCEEDED:
+            self.outside.check_recorded(process, partition, entry.effect_key)
+        elif effect is not None and effect.state is EffectState.QUARANTINED:
+            self._corrected.add((partition, entry.effect_key, effect.payload_hash))
+
+    def on_decided(self, transaction: Transaction) -> None:
+        """A transaction is about to be committed."""
+        self.decisions.committed(transaction)
+
+    def on_expired(self, transaction: Transaction) -> None:
+        """A transaction was open for too long."""
+        self.decisions.expired(transaction)
+
+    def on_apply(self, handle: Handle, mark: ChangelogMark) -> None:
+        """A ledger has followed its changelog."""
+        self.decisions.applied(handle, mark)
 
     # -- rest, and the end
 
@@ -229,11 +267,13 @@ class Watch:
         live = self._world.live()
         if len(live) < self._world.plan.config.partitions or self._world.group.is_waiting:
             return "partitions without a live owner"
+        if self._world.cluster.coordinator.pending():
+            return "a transaction is open"
         for process in self._world.processes:
             if process.is_dead:
                 continue
             assert process.threads is not None
-            if process.threads.in_hand or not process.worker._settler.idle or process.jobs:
+            if process.threads.in_hand or not process.worker._settler.idle or process.has_jobs:
                 return f"{process} has {process.threads.in_hand} runs in hand"
             for partition in process.partitions():
                 found = self._unrest_of(process, partition)
@@ -266,7 +306,7 @@ class Watch:
             number, board, ledger = partition.partition, partition.board, partition.ledger
             assert board is not None
             assert ledger is not None
-            seen = self._world.disk.seen(number)
+            seen = self._seen(number)
             stopped = self._check_pauses(partition, seen.cases)
             for channel in (Channel.SOURCE, Channel.RETRY):
                 place = (partition.topic_of(channel), number)
@@ -281,16 +321,22 @@ class Watch:
                     self._check_explained(record, seen)
             meta = seen.meta
             counted = (meta.open_cases, meta.parked, meta.parked_bytes) if meta is not None else (0, 0, 0)
+            if config.changelog:
+                assert isinstance(ledger, Handle)
+                self.decisions.check_followed(number, ledger.state)
             check_counts(number, seen, counted)
             check_holds(number, seen)
             read = [record for record in faults if record.offset < committed]
             check_forwarded(number, seen, self.forwarded, read)
         assert config.partitions == len(self._world.live())
 
+    def _seen(self, number: int) -> _State:
+        return self.truth(number) if self._world.plan.config.changelog else self._world.disks[0].seen(number)
+
     def _check_pauses(self, partition: Partition, cases: dict[str, Case]) -> bool:
         """Whether the source stands still for a reason that is true; nothing else may."""
         config, number = self._world.plan.config, partition.partition
-        seen = self._world.disk.seen(number)
+        seen = self._seen(number)
         lanes = seen.lanes.values()
         reason = (
             len(cases) >= config.max_open_cases
@@ -303,17 +349,6 @@ class Watch:
         return reason
 
 
-def _forward(topic: str, stored: Stored) -> tuple[int, Forward]:
-    """A record of a companion topic as the forward that it was, and the source partition it belongs to."""
-    ident = number = b""
-    for name, value in stored.headers:
-        if name == "laneway-forward-id":
-            ident = value or b""
-        elif name == "laneway-origin-partition":
-            number = value or b""
-    if not number:
-        found = _NEWS_PARTITION.search(stored.value or b"")
-        number = found[1] if found is not None else b"-1"
-    return int(number), Forward(
-        _KINDS[topic], ident.decode(), stored.key, stored.value, stored.headers, Channel.SOURCE, -1
-    )
+def _nobody(_: tuple[int, int], __: int) -> bool:
+    """Where a lock keeps the next owner waiting, nobody is deposed while it runs."""
+    return False

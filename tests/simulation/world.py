@@ -9,7 +9,6 @@ that leaving out a fault or a record disturbs as little as possible of what foll
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -22,12 +21,14 @@ from laneway.lanes.envelope import Envelope
 from laneway.pipeline import Delivery, Pipeline, Processor
 from tests.invariants import Broken
 from tests.simulation.broker import Group, Stored
-from tests.simulation.clients import Cluster
+from tests.simulation.cluster import Cluster
 from tests.simulation.disk import Disk
-from tests.simulation.plan import Fault, Plan
+from tests.simulation.faults import Faults
+from tests.simulation.plan import Plan
 from tests.simulation.process import Died, Process
 from tests.simulation.seams import seams
 from tests.simulation.setup import NAMES, SOURCE, settings_of
+from tests.simulation.strands import Strand
 from tests.simulation.watch import Watch
 
 START_MS = 1_000_000
@@ -69,19 +70,40 @@ class World:
         self.settings = settings_of(config)
         self.watch = Watch(self)
         self.group = Group(config.protocol, config.partitions, self.watch.on_commit)
-        self.cluster = Cluster(self.group, self.random)
-        self.disk = Disk(self.watch.on_write, self.watch.outside.forgets)
+        self.cluster = Cluster(
+            self.group,
+            self.random,
+            lambda: self.clock.steady_ms,
+            self.watch.on_decided,
+            self.watch.on_expired,
+        )
+        self.cluster.lost_answers = config.lost_answers
+        watch = self.watch
+        self.disks = [
+            Disk(watch.on_write, watch.on_apply, watch.outside.forgets) for _ in range(config.machines)
+        ]
+        self.faults = Faults(self)
         self.pipeline: Pipeline[object] = _DECODING if config.decodes else _PIPELINE
         self.envelope: Envelope | None = None
         self.processes: list[Process] = []
-        self.starting: Process | None = None
+        self.acting: Process | None = None
+        self.broken: Broken | None = None
         self.step = 0
         self._ids = 0
         self._depth = 0
         self._gone: list[tuple[int, int]] = []
         self._returns: list[tuple[int, int]] = []
-        self._writes_until = -1
+        self.writes_until = -1
         self._moved = False
+
+    def __enter__(self) -> None:
+        """It lasts for as long as it is told about."""
+
+    def __exit__(self, *_: object) -> None:
+        """No call of anybody stays on its strand."""
+        for process in self.processes:
+            process.is_dead = True
+            process.unwind()
 
     # -- the two phases
 
@@ -102,9 +124,11 @@ class World:
             self.random.seed(plan.seed * 1_000_003 + step)
             self._publish(letters, step)
             while faults and faults[0].step <= step:
-                self._strike(faults.pop(0))
+                self.faults.strike(faults.pop(0))
             self._housekeeping(step)
             self._act()
+            if self.broken is not None:
+                raise self.broken
         self._publish(letters, plan.steps)
         self._heal()
         self._rest()
@@ -128,7 +152,7 @@ class World:
 
     def _housekeeping(self, step: int) -> None:
         self._moved = False
-        if step >= self._writes_until:
+        if step >= self.writes_until:
             self.cluster.refuses_writes = False
         for process in self.processes:
             process.frozen = max(0, process.frozen - 1)
@@ -159,7 +183,7 @@ class World:
                 self._move_thread(process, slot)
         elif awake and dice < 0.84:
             process = random.choice(awake)
-            if process.jobs:
+            if process.has_jobs:
                 process.do_job()
         elif dice < 0.96:
             self._net(random.choice(self.processes) if self.processes else None)
@@ -179,10 +203,16 @@ class World:
         if process is None:
             return
         for _ in range(self.random.choice((1, 2, 5))):
-            if process.consumer.on_the_way and self.random.random() < 0.5:
+            if self.cluster.coordinator.on_the_way and self.random.random() < 0.5:
+                self.cluster.coordinator.mark_one()
+            elif self.cluster.late_ends and self.random.random() < 0.3:
+                self.cluster.land_late_end()
+            elif process.consumer.on_the_way and self.random.random() < 0.5:
                 process.consumer.land_one()
             elif process.producer.on_the_way:
                 process.producer.land_one()
+            elif process.transactional is not None and process.transactional.on_the_way:
+                process.transactional.land_one()
             self._moved = True
 
     def meanwhile(self) -> None:
@@ -204,8 +234,10 @@ class World:
         """From here on nothing goes wrong any more."""
         self.tell(None, "calm from here on")
         self.cluster.is_calm = True
+        self.watch.decisions.calm_ms = self.clock.steady_ms
         self.cluster.refuses_writes = False
-        self.disk.failing.clear()
+        for disk in self.disks:
+            disk.failing.clear()
         for ident, _ in self._gone:
             self.group.leave(ident)
         self._gone = []
@@ -223,6 +255,8 @@ class World:
             self.step += 1
             self._moved = False
             self._round(nested=False)
+            if self.broken is not None:
+                raise self.broken
             quiet = quiet + 1 if not self.watch.unrest() else 0
             if quiet == 2:
                 return
@@ -243,6 +277,14 @@ class World:
                 self._launch(slot)
             self._returns = []
 
+    def sleep(self, seconds: float) -> None:
+        """Somebody sleeps; on a strand of its own the others go on meanwhile."""
+        strand = Strand.here()
+        if strand is None or not self.cluster.is_calm:
+            self.clock.advance(int(seconds * 1000) + 1)
+        if strand is not None:
+            strand.pause()
+
     def _finish(self, process: Process) -> None:
         threads = process.threads
         if not process.is_dead and threads is not None:
@@ -252,14 +294,20 @@ class World:
                         threads.move(slot)
                 self._moved = True
             while process.jobs:
-                process.do_job()
-                self._moved = True
+                self._moved |= process.do_job()
+            for _ in list(process.waiting):
+                self._moved |= process.do_job()
         while process.consumer.on_the_way:
             process.consumer.land_one()
             self._moved = True
         while process.producer.on_the_way:
             process.producer.land_one()
             self._moved = True
+        transactional = process.transactional
+        while transactional is not None and transactional.on_the_way:
+            transactional.land_one()
+            self._moved = True
+        self.cluster.coordinator.mark_all()
 
     def _pause_ms(self) -> int:
         """How long nothing will happen by itself."""
@@ -291,11 +339,11 @@ class World:
         """A process is killed, and perhaps its machine loses power."""
         if process.takes_power:
             self.tell(process, "the machine loses power")
-            victims = [p for p in self.processes if not p.is_dead]
+            victims = [p for p in self.processes if not p.is_dead and p.disk is process.disk]
             for victim in victims:
                 self._end(victim)
             self.watch.power_losses += 1
-            self.disk.lose_power()
+            process.disk.lose_power(self.random if self.plan.config.changelog else None)
         else:
             self._end(process)
 
@@ -308,17 +356,23 @@ class World:
         if self.random.random() < 0.5:
             process.consumer._travelling.clear()
             process.producer._travelling.clear()
+            if process.transactional is not None:
+                process.transactional._travelling.clear()
 
     def over(self, process: Process) -> None:
         """A process is over, for whatever reason; it comes back later."""
         if process.is_dead:
             return
         process.is_dead = True
-        self.disk.lose_process(process)
+        process.disk.lose_process(process)
+        process.unwind()
+        if process.disk.is_doomed and all(p.is_dead or p.disk is not process.disk for p in self.processes):
+            self.tell(process, "the state directory of its machine is deleted")
+            process.disk.forget()
         self.watch.outside.dies(process.ident)
         self._returns.append((process.slot, self.step + self.random.randint(1, 30)))
 
-    def _alive(self, target: int) -> Process | None:
+    def alive(self, target: int) -> Process | None:
         alive = [p for p in self.processes if not p.is_dead]
         return alive[target % len(alive)] if alive else None
 
@@ -331,73 +385,6 @@ class World:
             for partition in process.partitions()
             if partition.state is State.LIVE
         ]
-
-    # -- faults
-
-    def _strike(self, fault: Fault) -> None:
-        self.tell(None, f"fault: {fault.kind} {fault.target} {fault.amount}")
-        strike: Callable[[Fault], None] = getattr(self, f"_strike_{fault.kind}")
-        strike(fault)
-
-    def _strike_kill(self, fault: Fault) -> None:
-        process = self._alive(fault.target)
-        if process is not None and process.fuse is None:
-            process.fuse = fault.amount
-
-    def _strike_power(self, fault: Fault) -> None:
-        process = self._alive(fault.target)
-        if process is not None and process.fuse is None:
-            process.fuse = fault.amount
-            process.takes_power = True
-
-    def _strike_freeze(self, fault: Fault) -> None:
-        process = self._alive(fault.target)
-        if process is not None:
-            process.frozen = fault.amount
-            if fault.amount > 15:
-                self.group.leave(process.ident)
-
-    def _strike_blind(self, fault: Fault) -> None:
-        process = self._alive(fault.target)
-        if process is not None:
-            process.consumer.blind = fault.amount % 8
-            self.group.leave(process.ident)
-
-    def _strike_stop(self, fault: Fault) -> None:
-        process = self._alive(fault.target)
-        if process is not None and not process.is_busy:
-            process.stop()
-
-    def _strike_rebalance(self, _: Fault) -> None:
-        self.group._changed()
-
-    def _strike_write_fails(self, fault: Fault) -> None:
-        self.disk.failing[fault.target % self.plan.config.partitions] = True
-
-    def _strike_write_is_lost(self, fault: Fault) -> None:
-        self.disk.failing[fault.target % self.plan.config.partitions] = False
-
-    def _strike_refuse_writes(self, fault: Fault) -> None:
-        self.cluster.refuses_writes = True
-        self._writes_until = self.step + fault.amount
-
-    def _strike_clock(self, fault: Fault) -> None:
-        self.watch.clock_jumped = True
-        self.clock.skew_ms += (fault.amount - 20) * 100
-
-    def _strike_compact(self, fault: Fault) -> None:
-        partition = fault.target % self.plan.config.partitions
-        log = self.cluster.log(SOURCE, partition)
-        committed = self.group.committed.get((SOURCE, partition), 0)
-        for offset in log.compact(min(log.end, fault.amount)):
-            if offset >= committed:
-                self.watch.books.take_away(partition, offset)
-
-    def _strike_retain(self, fault: Fault) -> None:
-        partition = fault.target % self.plan.config.partitions
-        for topic in (SOURCE, NAMES.retry):
-            committed = self.group.committed.get((topic, partition), 0)
-            self.cluster.log(topic, partition).retain_from(min(committed, fault.amount))
 
     def tell(self, process: Process | None, text: str, partition: int = -1, lane: str = "") -> None:
         """A line of the event log."""
@@ -450,7 +437,7 @@ def _handle(delivery: Delivery[Any]) -> str | None:
 def happen(plan: Plan, *, trace: bool = False) -> tuple[World, Broken | None]:
     """Let a history happen; returns its world, and the promise that it broke."""
     world = World(plan, trace=trace)
-    with seams(_current):
+    with seams(_current), world:
         try:
             world.run()
         except Broken as broken:

@@ -1,0 +1,139 @@
+"""What is checked where the truth is the changelog: as a transaction is decided, and as a ledger follows.
+
+A decision is the one moment at which entries, forwards and offsets become true together, so what must hold
+between them is checked at it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from laneway.lanes.effect import EffectState
+from laneway.lanes.forward import ForwardKind
+from laneway.lanes.lane import HoldKind
+from laneway.lanes.record import Channel
+from laneway.lanes.view import Entry, Meta, PutCase, PutEffect
+from laneway.store.memory import _State
+from laneway.store.port import ChangelogMark
+from tests.invariants import Broken, check_gap, headers_of
+from tests.simulation.broker import Transaction
+from tests.simulation.changelogs import Changelogs, check_fold
+from tests.simulation.disk import Handle
+from tests.simulation.forwards import forward_of
+from tests.simulation.setup import LEDGER, NAMES, SOURCE
+
+if TYPE_CHECKING:
+    from tests.simulation.watch import Watch
+    from tests.simulation.world import World
+
+_TOPICS = {Channel.SOURCE: SOURCE, Channel.RETRY: NAMES.retry, Channel.COMMANDS: NAMES.commands}
+
+
+class Decisions:
+    """Sees every transaction as it is decided."""
+
+    def __init__(self, world: World, watch: Watch) -> None:
+        self._world = world
+        self._watch = watch
+        self.changelogs = Changelogs()
+        self.calm_ms: int | None = None
+
+    def committed(self, transaction: Transaction) -> None:
+        """It is about to be true."""
+        parts = sorted(number for topic, number in transaction.places if topic == LEDGER)
+        for number in parts:
+            self._world.tell(None, f"transaction of process {transaction.who} commits", number)
+            self._check_owner(transaction, number)
+            records = self._world.cluster.log(LEDGER, number).of(transaction)
+            before = self.changelogs.truth(number).effects
+            entries = self.changelogs.commit(number, records)
+            self._check_entries(transaction, number, entries, dict(before))
+        if {number for _, number in transaction.offsets} != set(parts):
+            raise Broken(9, f"offsets of other partitions than the entries: {transaction.offsets}, {parts}")
+        for topic, number in transaction.places:
+            if topic != LEDGER:
+                self._check_forwards(transaction, topic, number)
+        for number in parts:
+            self._check_offsets(transaction, number)
+
+    def expired(self, transaction: Transaction) -> None:
+        """The coordinator has aborted it: it was open for too long."""
+        self._world.tell(None, f"transaction of process {transaction.who} timed out")
+        if self.calm_ms is not None and transaction.began_ms >= self.calm_ms:
+            raise Broken(8, f"a transaction of process {transaction.who} hangs")
+
+    def applied(self, handle: Handle, mark: ChangelogMark) -> None:
+        """A ledger has followed."""
+        number = handle.partition
+        log = self._world.cluster.log(LEDGER, number)
+        if mark.next_offset > log.stable:
+            raise Broken(
+                9, f"the ledger is at {mark.next_offset}, beyond what is committed", partition=number
+            )
+        if mark.next_offset >= log.compacted_below:
+            check_fold(number, handle.state, self.changelogs.at(number, mark.next_offset))
+
+    def _check_owner(self, transaction: Transaction, number: int) -> None:
+        for process in self._world.processes:
+            if process.ident != transaction.who and not process.is_dead and process.is_live(number):
+                what = f"process {transaction.who} commits, and process {process.ident} is live"
+                raise Broken(7, what, partition=number)
+
+    def _check_entries(
+        self, transaction: Transaction, number: int, entries: list[Entry | Meta], before: dict[str, object]
+    ) -> None:
+        watch = self._watch
+        for entry in entries:
+            if isinstance(entry, PutCase):
+                if entry.case is not None and entry.case.reason == "sequence-gap":
+                    check_gap(watch.books, number, entry.case)
+            elif isinstance(entry, PutEffect) and entry.effect is None:
+                known = before.get(entry.effect_key)
+                if getattr(known, "state", None) is not EffectState.RUNNING:
+                    watch.outside.forgets(number, entry.effect_key)
+            elif isinstance(entry, PutEffect):
+                watch.effect_recorded(transaction.who, number, entry)
+
+    def _check_forwards(self, transaction: Transaction, topic: str, number: int) -> None:
+        """Each exists exactly once, and exactly because a settlement of this transaction says so."""
+        watch = self._watch
+        for offset, stored in self._world.cluster.log(topic, number).of(transaction):
+            partition, forward = forward_of(topic, stored)
+            watch.forwarded.settled(partition, forward)
+            if forward.forward_id in watch.forwarded.ids:
+                what = f"{forward.kind.name} {forward.forward_id} is there twice"
+                raise Broken(6, what, partition=partition)
+            watch.landed(topic, partition, offset, forward)
+            if forward.kind is ForwardKind.RETRY:
+                own = headers_of(forward)
+                self._check_awaited(partition, int(own["origin-offset"]), int(own["attempt"]))
+
+    def _check_awaited(self, partition: int, offset: int, attempt: int) -> None:
+        for lane in self.changelogs.truth(partition).lanes.values():
+            hold = lane.hold
+            if hold is None or hold.kind is not HoldKind.RETRY:
+                continue
+            if (hold.offset, hold.attempt) == (offset, attempt):
+                return
+        what = f"attempt {attempt} of offset {offset} is published, and no lane waits for it"
+        raise Broken(6, what, partition=partition)
+
+    def _check_offsets(self, transaction: Transaction, number: int) -> None:
+        meta = self.changelogs.truth(number).meta
+        assert meta is not None
+        for channel in (Channel.SOURCE, Channel.RETRY):
+            place = (_TOPICS[channel], number)
+            offset, mark = transaction.offsets.get(place), meta.marks.get(channel)
+            if offset is None:
+                raise Broken(7, f"a transaction without an offset of {place[0]}", partition=number)
+            if mark is not None and mark.frontier != offset:
+                what = f"offset {offset} of {place[0]} is committed, its entries say {mark.frontier}"
+                raise Broken(4, what, partition=number)
+        for place, offset in transaction.offsets.items():
+            if place[1] == number:
+                before = self._world.group.committed.get(place)
+                self._watch.on_commit(transaction.who, place, before, offset)
+
+    def check_followed(self, number: int, ledger: _State) -> None:
+        """At rest a live owner's ledger is the whole fold."""
+        check_fold(number, ledger, self.changelogs.truth(number))

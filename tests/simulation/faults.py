@@ -1,0 +1,104 @@
+"""What goes wrong, one method for each kind of fault (`plan.FAULTS` and `plan.CHANGELOG_FAULTS`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tests.simulation.plan import Fault
+from tests.simulation.setup import DELETE_RETENTION_MS, LEDGER, NAMES, SOURCE
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+
+class Faults:
+    """Strikes a world."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def strike(self, fault: Fault) -> None:
+        """It goes wrong now."""
+        self._world.tell(None, f"fault: {fault.kind} {fault.target} {fault.amount}")
+        strike: Callable[[Fault], None] = getattr(self, f"_{fault.kind}")
+        strike(fault)
+
+    def _kill(self, fault: Fault) -> None:
+        process = self._world.alive(fault.target)
+        if process is not None and process.fuse is None:
+            process.fuse = fault.amount
+
+    def _power(self, fault: Fault) -> None:
+        process = self._world.alive(fault.target)
+        if process is not None and process.fuse is None:
+            process.fuse = fault.amount
+            process.takes_power = True
+
+    def _freeze(self, fault: Fault) -> None:
+        process = self._world.alive(fault.target)
+        if process is not None:
+            process.frozen = fault.amount
+            if fault.amount > 15:
+                self._world.group.leave(process.ident)
+
+    def _blind(self, fault: Fault) -> None:
+        process = self._world.alive(fault.target)
+        if process is not None:
+            process.consumer.blind = fault.amount % 8
+            self._world.group.leave(process.ident)
+
+    def _stop(self, fault: Fault) -> None:
+        process = self._world.alive(fault.target)
+        if process is not None and not process.is_busy:
+            process.stop()
+
+    def _rebalance(self, _: Fault) -> None:
+        self._world.group._changed()
+
+    def _write_fails(self, fault: Fault) -> None:
+        self._world.disks[0].failing[fault.target % self._world.plan.config.partitions] = True
+
+    def _write_is_lost(self, fault: Fault) -> None:
+        self._world.disks[0].failing[fault.target % self._world.plan.config.partitions] = False
+
+    def _refuse_writes(self, fault: Fault) -> None:
+        self._world.cluster.refuses_writes = True
+        self._world.writes_until = self._world.step + fault.amount
+
+    def _clock(self, fault: Fault) -> None:
+        self._world.watch.clock_jumped = True
+        self._world.clock.skew_ms += (fault.amount - 20) * 100
+
+    def _compact(self, fault: Fault) -> None:
+        partition = fault.target % self._world.plan.config.partitions
+        log = self._world.cluster.log(SOURCE, partition)
+        committed = self._world.group.committed.get((SOURCE, partition), 0)
+        for offset in log.compact(min(log.end, fault.amount)):
+            if offset >= committed:
+                self._world.watch.books.take_away(partition, offset)
+
+    def _retain(self, fault: Fault) -> None:
+        partition = fault.target % self._world.plan.config.partitions
+        for topic in (SOURCE, NAMES.retry):
+            committed = self._world.group.committed.get((topic, partition), 0)
+            self._world.cluster.log(topic, partition).retain_from(min(committed, fault.amount))
+
+    def _compact_changes(self, fault: Fault) -> None:
+        # Tombstones go early or late; a store that is older than half of that is not trusted anyway.
+        number = fault.target % self._world.plan.config.partitions
+        log = self._world.cluster.log(LEDGER, number)
+        log.compact_changes(self._world.clock.steady_ms, DELETE_RETENTION_MS)
+
+    def _forget_state(self, fault: Fault) -> None:
+        """The next time that no process of the machine runs, its state directory is deleted."""
+        disk = self._world.disks[fault.target % len(self._world.disks)]
+        disk.is_doomed = True
+
+    def _depose(self, fault: Fault) -> None:
+        """Frozen past its session, and then it goes on and hears of nothing for a while."""
+        process = self._world.alive(fault.target)
+        if process is not None:
+            process.frozen = fault.amount % 12
+            process.consumer.blind = fault.amount
+            self._world.group.leave(process.ident)

@@ -12,7 +12,7 @@ from typing import Final
 
 from laneway.errors import ChangelogFormatError, LedgerFormatError
 from laneway.lanes.case import Case
-from laneway.lanes.effect import FINISHED, Effect
+from laneway.lanes.effect import Effect
 from laneway.lanes.lane import Lane, Parked, ParkedKey
 from laneway.lanes.view import Entry, Meta, PutCase, PutEffect, PutLane, PutParked
 from laneway.store import codec
@@ -65,9 +65,10 @@ def encode_cycle(entries: Iterable[Entry], meta: Meta, expired: Sequence[str] = 
 
 
 def read_change(key: bytes, data: bytes | None) -> tuple[str | ParkedKey, Value | None]:
-    """The name and the value of a changelog entry; None for a tombstone.
+    """What a changelog entry is about, and its value; None for a tombstone.
 
-    The name is that of the effect, lane or case, or the place of a follower; "" with the meta entry.
+    It is about an effect, lane or case, or the place of a follower, by the key's first byte; "" with the
+    meta entry.
 
     Raises:
         ChangelogFormatError: this release cannot read it, or it has no business in a changelog.
@@ -76,8 +77,7 @@ def read_change(key: bytes, data: bytes | None) -> tuple[str | ParkedKey, Value 
     try:
         if readers is not None:
             decode_name, decode_value = readers
-            name = decode_name(key)
-            return name, None if data is None else decode_value(data)
+            return decode_name(key), None if data is None else decode_value(data)
         if key == codec.META_KEY and data is not None:
             return "", codec.decode_meta(data)
     except LedgerFormatError as error:
@@ -98,27 +98,10 @@ def read_entry(key: bytes, data: bytes | None) -> Entry | Meta:
     if isinstance(name, tuple):
         return PutParked(name, value if isinstance(value, Parked) else None)
     if key.startswith(codec.EFFECT):
-        effect = value if isinstance(value, Effect) else None
-        if effect is not None:
-            expiry_of(key, effect)  # to refuse what the expiry index could not hold
-        return PutEffect(name, effect)
+        return PutEffect(name, value if isinstance(value, Effect) else None)
     if key.startswith(codec.LANE):
         return PutLane(name, value if isinstance(value, Lane) else None)
     return PutCase(name, value if isinstance(value, Case) else None)
-
-
-def expiry_of(key: bytes, effect: Effect) -> bytes | None:
-    """The entry of the expiry index that belongs to an effect, given with its key; None while it is open.
-
-    Raises:
-        ChangelogFormatError: it changed at a time that no clock shows.
-    """
-    if effect.state not in FINISHED:
-        return None
-    try:
-        return codec.expiry_key(effect.changed_ms) + key[1:]
-    except LedgerFormatError as error:
-        raise _refusal(error.what, _FOREIGN) from error
 
 
 def _refusal(what: str, mend: str) -> ChangelogFormatError:

@@ -156,7 +156,10 @@ def behind_lane(key: bytes) -> bytes:
 
 def decode_key(key: bytes) -> str:
     """The name behind the prefix of an effect's, a lane's or a case's key."""
-    return _text("ledger", key[1:])
+    try:
+        return key[1:].decode()
+    except UnicodeDecodeError as error:
+        raise _bad_key("ledger", key) from error
 
 
 def decode_parked_key(key: bytes) -> ParkedKey:
@@ -172,6 +175,11 @@ def decode_parked_key(key: bytes) -> ParkedKey:
 def expiry_key(changed_ms: int, key: str = "") -> bytes:
     """Key in the expiry index; without an effect key the first possible one of that time."""
     return EXPIRY + _number(changed_ms) + key.encode()
+
+
+def expiry_of(effect_key: bytes, changed_ms: int) -> bytes:
+    """Key in the expiry index of a finished effect that is stored under `effect_key`."""
+    return EXPIRY + _number(changed_ms) + effect_key[1:]
 
 
 def decode_expiry_key(key: bytes) -> tuple[int, str]:
@@ -191,7 +199,10 @@ def encode(value: Effect | Lane | Parked | Case | Forward | Meta | ChangelogMark
 
 def decode_effect(data: bytes) -> Effect:
     """The inverse of `encode` for an effect; so are the next six for their structs."""
-    return _decode(_effect_decoder, data, "an effect")
+    effect = _decode(_effect_decoder, data, "an effect")
+    if not 0 <= effect.changed_ms < _NUMBER_END:  # the expiry index could not hold it
+        raise _bad_value("an effect", "it changed at a time that no clock shows")
+    return effect
 
 
 def decode_lane(data: bytes) -> Lane:
@@ -299,21 +310,21 @@ def decode_marker(data: bytes, where: str) -> StoreIdentity:
 
 
 def _body(data: bytes, what: str) -> bytes:
+    if data[:1] == _VERSION:
+        return data[1:]
     if not data:
         raise _bad_value(what, "it is empty")
-    version = data[0]
-    if version != VALUE_VERSION:
-        raise LedgerFormatError(
-            f"{what} has value version {version}, this release knows {VALUE_VERSION}: "
-            "written by a newer release, or damaged",
-            mend=NEWER if version > VALUE_VERSION else _DAMAGED,
-        )
-    return data[1:]
+    raise LedgerFormatError(
+        f"{what} has value version {data[0]}, this release knows {VALUE_VERSION}: "
+        "written by a newer release, or damaged",
+        mend=NEWER if data[0] > VALUE_VERSION else _DAMAGED,
+    )
 
 
 def _decode(decoder: msgspec.msgpack.Decoder[_T], data: bytes, what: str) -> _T:
     try:
-        return decoder.decode(_body(data, what))
+        # As in _body, whose call would be felt in a restore.
+        return decoder.decode(data[1:] if data[:1] == _VERSION else _body(data, what))
     # MemoryError: a damaged length may ask for more than the machine has.
     except (msgspec.DecodeError, UnicodeDecodeError, OverflowError, RecursionError, MemoryError) as error:
         # msgspec names the field and the expected type, never the value.

@@ -20,7 +20,7 @@ from laneway.lanes.lane import Lane, Parked, ParkedKey
 from laneway.lanes.record import Channel
 from laneway.lanes.view import Entry, Meta, Opening
 from laneway.store import codec, rocks
-from laneway.store.changes import Value, encode_cycle, expiry_of, last_states, read_change
+from laneway.store.changes import Value, encode_cycle, last_states, read_change
 from laneway.store.files import make_private_dir, tree_bytes
 from laneway.store.port import Change, ChangelogMark, LedgerStats, StoreIdentity
 from laneway.store.rocks import Rocks
@@ -206,8 +206,7 @@ class Ledger(LedgerReads):
 
     def apply_changes(self, changes: Sequence[Change], mark: ChangelogMark) -> None:
         """Store committed changelog entries in one unsynced batch; see `LedgerStore.apply_changes`."""
-        derive = self._derive
-        batch = list(changes)
+        batch, derive = list(changes), self._derive
         for key, data in changes:
             derive(batch, key, read_change(key, data)[1])
         batch.append((codec.CHANGELOG_KEY, codec.encode(mark)))
@@ -276,9 +275,8 @@ class Ledger(LedgerReads):
         A write that fails after this leaves hints that are too low, which costs time only.
         """
         if isinstance(value, Effect):
-            index = expiry_of(key, value)
-            if index is not None:
-                batch.append((index, b""))
+            if value.state in FINISHED:
+                batch.append((codec.expiry_of(key, value.changed_ms), b""))
                 # Lower only when the clock went back.
                 self._expiry_from_ms = min(self._expiry_from_ms, value.changed_ms)
         elif isinstance(value, Parked):

@@ -86,7 +86,7 @@ class MemoryLedger:
         self._unsynced: list[_Step] = []
         self._next_outbox = 1
         # What a crash of the process leaves while a restore is under way; None at other times.
-        self._before_restore: _State | None = None
+        self._unlogged_since: _State | None = None
         self._lock = threading.Lock()
         self._closed = False
 
@@ -189,10 +189,12 @@ class MemoryLedger:
     def sync(self) -> None:
         """Make durable all that was applied before this call."""
         with self._lock:
-            self._open()
+            state = self._open()
             for step in self._unsynced:
                 step(self._durable)
             self._unsynced.clear()
+            if self._unlogged_since is not None:
+                self._unlogged_since = state.copy()
 
     def note_handed_over(self, marks: Mapping[Channel, int]) -> None:
         """Remember, unsynced, that handlers may have seen these offsets. Never lowers a mark."""
@@ -232,13 +234,13 @@ class MemoryLedger:
         self._write(step)
 
     def begin_restore(self) -> None:
-        """From here to `end_restore` a crash of the process forgets all that was applied."""
-        self._before_restore = self._open().copy()
+        """From here to `end_restore` a crash of the process forgets what was applied since the last sync."""
+        self._unlogged_since = self._open().copy()
 
     def end_restore(self) -> None:
         """Make durable what was restored; see `LedgerStore.end_restore`."""
         self.sync()
-        self._before_restore = None
+        self._unlogged_since = None
 
     def expired(self, before_ms: int, limit: int) -> list[str]:
         """Keys of finished effects last changed before `before_ms`; see `LedgerStore.expired`."""
@@ -268,7 +270,7 @@ class MemoryLedger:
             lose_unsynced: the machine lost power. False: only the process was killed, and the
                 operating system had every write already.
         """
-        state = self._durable if lose_unsynced else self._before_restore or self._state
+        state = self._durable if lose_unsynced else self._unlogged_since or self._state
         self._closed = True
         return _reopened(state.copy())
 

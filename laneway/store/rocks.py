@@ -20,6 +20,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -44,6 +45,7 @@ LOG_FILE_BYTES: Final = 1024 * 1024
 LOG_FILES: Final = 2
 
 _FAMILY: Final = "default"
+_KEY: Final = itemgetter(0)
 
 
 class Rocks:
@@ -101,7 +103,9 @@ class Rocks:
         """
         batch = rocksdict.WriteBatch(raw_mode=True)
         put, delete = batch.put, batch.delete
-        for key, value in changes:
+        # In key order each finds its place from its neighbour: half the time of a large batch, which
+        # holds the GIL. The order of the changes of one key stays.
+        for key, value in sorted(changes, key=_KEY):
             if value is None:
                 delete(key)
             else:
@@ -171,15 +175,7 @@ class Rocks:
         """All that was written to the disk, outside the GIL. From any thread."""
         with self._syncing:
             try:
-                if self._unlogged:
-                    # Before the flush: what another thread writes meanwhile is for the next sync.
-                    self._unlogged = False
-                    try:
-                        self._open().flush()
-                    except BaseException:
-                        self._unlogged = True
-                        raise
-                self._open().flush_wal(True)
+                self._make_durable(self._open())
             except Exception as error:  # noqa: BLE001 - rocksdict raises nothing more precise
                 _raise(error, self._path)
 
@@ -199,12 +195,23 @@ class Rocks:
             try:
                 try:
                     if self._writes:
-                        db.flush_wal(True)
+                        self._make_durable(db)
                 finally:
                     # It flushes too, so behind a full disk it raises what the flush has raised before.
                     db.close()
             except Exception as error:  # noqa: BLE001 - rocksdict raises nothing more precise
                 _raise(error, self._path)
+
+    def _make_durable(self, db: rocksdict.Rdict) -> None:
+        if self._unlogged:
+            # Before the flush: what another thread writes meanwhile is for the next time.
+            self._unlogged = False
+            try:
+                db.flush()
+            except BaseException:
+                self._unlogged = True
+                raise
+        db.flush_wal(True)
 
     def _open(self) -> rocksdict.Rdict:
         if self._db is None:

@@ -1,4 +1,7 @@
-"""What a ledger costs: `python -m tests.store.measure [EFFECTS]`. Prints figures, asserts none.
+"""What a ledger costs. Prints figures, asserts none.
+
+    python -m tests.store.measure [EFFECTS]             cycles, look-ups, releases, expiry
+    python -m tests.store.measure restore [ENTRIES]     a ledger rebuilt from its changelog
 
 One cycle is 2,000 new effects, with random keys, and the 1,000 lanes they belong to: what a cycle of
 a no-op pipeline stores. The tenths tell whether the cost grows with the ledger.
@@ -7,6 +10,7 @@ a no-op pipeline stores. The tenths tell whether the cost grows with the ledger.
 from __future__ import annotations
 
 import hashlib
+import os
 import statistics
 import sys
 import tempfile
@@ -17,10 +21,13 @@ from pathlib import Path
 from laneway.lanes.effect import Effect, EffectState
 from laneway.lanes.lane import Lane
 from laneway.lanes.view import Entry, PutEffect, PutLane, PutParked
+from laneway.store import codec
 from laneway.store.ledger import Ledger
+from laneway.store.port import Change, ChangelogMark
 from tests.store.builders import IDENTITY, meta, parked
 
 CYCLE = 2000
+RESTORE_BATCH = 5000
 LANES = 1000
 FOLLOWERS = 100_000
 T0_MS = 1_700_000_000_000
@@ -53,6 +60,50 @@ def line(what: str, times: list[float], per_call: int) -> None:
         f"{what:<34} median {middle:7.2f} ms  {middle / per_call * 1000:6.2f} us each"
         f"   first tenth {first:.2f} ms  last tenth {last:.2f} ms"
     )
+
+
+def changelog(first: int, end: int) -> list[Change]:
+    """Entries as a compacted topic holds them: two effects to a lane, 100,000 lanes for each million."""
+    found: list[Change] = []
+    for number in range(first, end):
+        if number % 3:
+            found.append((codec.effect_key(effect_key(number)), codec.encode(effect(number))))
+        else:
+            found.append(
+                (codec.lane_key(f"kcustomer-{number * 7919 % 1_000_003}"), codec.encode(Lane(number)))
+            )
+    return found
+
+
+def resident_mib() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def restore(total: int) -> None:
+    """Only the ledger's part is timed: making the entries stands in for the reading, and is left out."""
+    with tempfile.TemporaryDirectory() as root:
+        ledger = Ledger.open(Path(root) / "store", IDENTITY)
+        before, peak, slowest_ms, took_ms, cpu_s = resident_mib(), 0.0, 0.0, 0.0, 0.0
+        ledger.begin_restore()
+        for begin in range(0, total, RESTORE_BATCH):
+            end = min(total, begin + RESTORE_BATCH)
+            batch, mark = changelog(begin, end), ChangelogMark("topic-id", end, T0_MS)
+            cpu_s -= time.thread_time()
+            spent_ms = timed(lambda batch=batch, mark=mark: ledger.apply_changes(batch, mark))  # type: ignore[misc]
+            cpu_s += time.thread_time()
+            took_ms, slowest_ms = took_ms + spent_ms, max(slowest_ms, spent_ms)
+            peak = max(peak, resident_mib())
+        flush_ms = timed(ledger.end_restore)
+        took_ms += flush_ms
+        print(f"restore of {total} entries, {RESTORE_BATCH} a time: {total / took_ms * 1000:,.0f} entries/s")
+        print(f"{total / cpu_s:,.0f} entries for each second that the thread was running, flushes apart")
+        print(f"slowest batch {slowest_ms:.0f} ms, flush at the end {flush_ms:.0f} ms")
+        print(f"resident memory {before:.0f} MiB before, {peak:.0f} MiB at most")
+        print(
+            f"{ledger.stats().disk_bytes / 2**20:.0f} MiB on disk, opening() {timed(ledger.opening):.2f} ms"
+        )
+        ledger.close()
 
 
 def main(total: int) -> None:
@@ -101,4 +152,7 @@ def main(total: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 100_000)
+    if sys.argv[1:2] == ["restore"]:
+        restore(int(sys.argv[2]) if len(sys.argv) > 2 else 1_000_000)
+    else:
+        main(int(sys.argv[1]) if len(sys.argv) > 1 else 100_000)

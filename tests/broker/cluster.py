@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from confluent_kafka import (
@@ -234,6 +235,11 @@ class Cluster:
         """The high watermark of each partition: control records count, open transactions too."""
         return {number: end for number, (_, end) in self._watermarks(topic).items()}
 
+    def stable_offsets(self, topic: str) -> dict[int, int]:
+        """How far readers of committed records may read: short of the end while a transaction is open."""
+        marks = self._watermarks(topic, {"isolation.level": "read_committed"})
+        return {number: end for number, (_, end) in marks.items()}
+
     def start_offsets(self, topic: str) -> dict[int, int]:
         """The log start of each partition."""
         return {number: start for number, (start, _) in self._watermarks(topic).items()}
@@ -245,8 +251,10 @@ class Cluster:
         for partition, future in admin.delete_records(request, request_timeout=DEADLINE_S).items():
             _result(future, DEADLINE_S, f"delete records of {partition}")
 
-    def _watermarks(self, topic: str) -> dict[int, tuple[int, int]]:
-        consumer = self._consumer(uuid.uuid4().hex, {})
+    def _watermarks(
+        self, topic: str, config: Mapping[str, Any] = MappingProxyType({})
+    ) -> dict[int, tuple[int, int]]:
+        consumer = self._consumer(uuid.uuid4().hex, {"isolation.level": "read_uncommitted", **config})
         try:
             marks = {}
             for number in self._partitions(topic):

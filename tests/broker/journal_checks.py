@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from confluent_kafka import Message
 
@@ -19,6 +19,8 @@ from laneway.lanes.case import Case
 from laneway.lanes.effect import Effect
 from laneway.lanes.lane import Lane, ParkedKey
 from laneway.lanes.record import keyed_lane
+from laneway.lanes.view import Opening
+from laneway.store.port import LedgerReading
 from laneway.store.state_dir import StateDir
 from tests.broker.cluster import position_of
 from tests.broker.recording import Run
@@ -159,6 +161,14 @@ def by_forward_id(messages: Iterable[Message]) -> dict[str, Message]:
     return found
 
 
+class Ledger(LedgerReading, Protocol):
+    """What is asked of a store, of its reader and of the twin in memory alike."""
+
+    def opening(self) -> Opening:
+        """Progress, and what is parked."""
+        ...
+
+
 @dataclass
 class Ledgers:
     """Everything that the ledgers of one source hold, over all its partitions."""
@@ -169,6 +179,22 @@ class Ledgers:
     parked: list[ParkedKey] = field(default_factory=list)
     cases: list[Case] = field(default_factory=list)
     outbox: int = 0
+
+    def take(self, store: Ledger, effect_keys: Sequence[str], sequence_keys: Sequence[str]) -> None:
+        """Add what one partition's ledger holds of these."""
+        for key, effect in zip(effect_keys, store.effects(effect_keys), strict=True):
+            if effect is not None:
+                self.effects[key] = effect
+                self.homes[key] += 1
+        ids = [keyed_lane(key) for key in sequence_keys]
+        for key, lane in zip(sequence_keys, store.lanes(ids), strict=True):
+            if lane is not None:
+                self.lanes[key] = lane
+        opening = store.opening()
+        for ident in opening.lanes_with_parked:
+            self.parked += [key for key, _ in store.parked(ident, None, 1_000_000)]
+        self.outbox += len(opening.outbox)
+        self.cases += store.cases()
 
 
 def read_ledgers(
@@ -181,20 +207,7 @@ def read_ledgers(
     state = StateDir.inspect(state_dir)
     found = Ledgers()
     for topic, partition in state.list_stores():
-        if topic != source:
-            continue
-        with state.read_store(topic, partition) as store:
-            for key, effect in zip(effect_keys, store.effects(effect_keys), strict=True):
-                if effect is not None:
-                    found.effects[key] = effect
-                    found.homes[key] += 1
-            ids = [keyed_lane(key) for key in sequence_keys]
-            for key, lane in zip(sequence_keys, store.lanes(ids), strict=True):
-                if lane is not None:
-                    found.lanes[key] = lane
-            opening = store.opening()
-            for ident in opening.lanes_with_parked:
-                found.parked += [key for key, _ in store.parked(ident, None, 1_000_000)]
-            found.outbox += len(opening.outbox)
-            found.cases += store.cases()
+        if topic == source:
+            with state.read_store(topic, partition) as store:
+                found.take(store, effect_keys, sequence_keys)
     return found

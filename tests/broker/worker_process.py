@@ -175,6 +175,14 @@ class WorkerProcess:
         self._signal(signal.SIGKILL)
         self.wait()
 
+    def pause(self) -> None:
+        """Freeze it with SIGSTOP: it says nothing more, and its connections stay open."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on, with SIGCONT."""
+        self._signal(signal.SIGCONT)
+
     def terminate(self) -> None:
         """Ask it to stop, as an orchestrator does; see `wait`."""
         self._signal(signal.SIGTERM)
@@ -206,6 +214,12 @@ class WorkerProcess:
         """What it said to people, over all starts."""
         return self.stderr_path.read_text(errors="replace") if self.stderr_path.exists() else ""
 
+    def said(self) -> str:
+        """What the start of it that runs, or ran last, has said to people."""
+        if not self.stderr_path.exists():
+            return ""
+        return self.stderr_path.read_bytes()[self._said_before :].decode(errors="replace")
+
     def live(self) -> set[str]:
         """The partitions ("topic-number") that this start of it works on, as it says itself.
 
@@ -215,7 +229,7 @@ class WorkerProcess:
         if not self.running:
             raise WorkerEndedError(f"{self.name} has ended:\n{self.stderr()}")
         live: set[str] = set()
-        for line in self.stderr_path.read_bytes()[self._said_before :].decode(errors="replace").splitlines():
+        for line in self.said().splitlines():
             if found := _LIVE.search(line):
                 live.add(found[1])
             elif found := _GONE.search(line):

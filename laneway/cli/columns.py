@@ -62,10 +62,16 @@ def listed(
     return Table(kind, names, [[column.of(row) for column in columns] for row in rows], facts=facts or {})
 
 
-def detailed(kind: str, columns: Sequence[Column[T]], rows: Sequence[T], form: Format) -> Table:
+def detailed(
+    kind: str,
+    columns: Sequence[Column[T]],
+    rows: Sequence[T],
+    form: Format,
+    facts: Mapping[str, Cell] | None = None,
+) -> Table:
     """One thing, or the few that answer to one name, with every field; in text a field a line."""
     if form is not Format.TABLE:
-        return listed(kind, columns, rows, form)
+        return listed(kind, columns, rows, form, facts)
     lines: list[Sequence[Cell]] = []
     for row in rows:
         if lines:

@@ -1,50 +1,44 @@
-"""`laneway ledger`: what the stores of a state directory know, read beside the workers that own them.
-
-Needs no broker, takes no lock and changes nothing; it sees what a live worker has written so far.
-"""
+"""`laneway ledger`: what the ledgers know, read beside the workers that own them. Changes nothing."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Generic, TypeVar
+from typing import Annotated
 
 import typer
 
-from laneway.cli import options
+from laneway.cli import ledger_places, options
 from laneway.cli.columns import Column, age_text, detailed, instant_text, listed
+from laneway.cli.ledger_places import Sizes
 from laneway.cli.output import Format, emit, say
-from laneway.errors import IncompleteError, LanewayError, StateDirError, UsageError
+from laneway.errors import UsageError
 from laneway.lanes.effect import Effect
 from laneway.lanes.record import Channel, is_lane_of_one
 from laneway.lanes.view import ChannelMark
-from laneway.store.port import LedgerStats
-from laneway.store.reader import LedgerReader
-from laneway.store.state_dir import StateDir
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look into the ledgers on this machine.")
-
-T = TypeVar("T")
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Look into the ledgers: on this machine, or in their topics.",
+)
 
 StateDirOption = Annotated[
     Path | None,
     typer.Option("--state-dir", metavar="DIR", help="The workers' state_dir; alone it is enough."),
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class _Looked:
-    """Where to look, and what the configuration adds to what is found there."""
-
-    directory: StateDir
-    max_attempts: int | None
+FromTopic = Annotated[
+    bool, typer.Option("--from-topic", help="Read the ledger topic, also where there are stores here.")
+]
+Partitions = Annotated[
+    list[int] | None, typer.Option("--partition", metavar="N", min=0, help="Only this partition; repeatable.")
+]
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """An effect, and the store that knows it."""
+    """An effect, and the ledger that knows it."""
 
     effect_key: str
     topic: str
@@ -54,17 +48,17 @@ class _Found:
 
 
 @dataclass(frozen=True, slots=True)
-class _Store:
-    """One store's sizes and progress; None for one that was made and has no cycle yet."""
+class _Ledger:
+    """One ledger's sizes and progress; None for one that has no cycle yet."""
 
     topic: str
     partition: int
-    stats: LedgerStats
+    sizes: Sizes
 
     @property
     def mark(self) -> ChannelMark | None:
         """How far the source is settled."""
-        return self.stats.marks.get(Channel.SOURCE)
+        return self.sizes.progress.marks.get(Channel.SOURCE)
 
 
 def _attempts(found: _Found) -> str:
@@ -116,25 +110,29 @@ def _effect_columns(now_ms: int) -> tuple[Column[_Found], ...]:
     )
 
 
-def _store_columns(now_ms: int) -> tuple[Column[_Store], ...]:
+def _ledger_columns(now_ms: int) -> tuple[Column[_Ledger], ...]:
     return (
-        Column("topic", lambda store: store.topic),
-        Column("partition", lambda store: store.partition),
-        Column("entries", lambda store: store.stats.entries),
-        Column("disk_bytes", lambda store: store.stats.disk_bytes),
-        Column("parked", lambda store: store.stats.parked),
-        Column("parked_bytes", lambda store: store.stats.parked_bytes),
-        Column("open_cases", lambda store: store.stats.open_cases),
-        Column("frontier", lambda store: store.mark.frontier if store.mark else None),
-        Column("settled_ranges", lambda store: len(store.mark.settled) if store.mark else None),
+        Column("topic", lambda ledger: ledger.topic),
+        Column("partition", lambda ledger: ledger.partition),
+        Column("entries", lambda ledger: ledger.sizes.entries),
+        Column("disk_bytes", lambda ledger: ledger.sizes.disk_bytes),
+        Column("parked", lambda ledger: ledger.sizes.progress.parked),
+        Column("parked_bytes", lambda ledger: ledger.sizes.progress.parked_bytes),
+        Column("open_cases", lambda ledger: ledger.sizes.progress.open_cases),
+        Column("frontier", lambda ledger: ledger.mark.frontier if ledger.mark else None),
+        Column("settled_ranges", lambda ledger: len(ledger.mark.settled) if ledger.mark else None),
         Column(
             "written_ms",
-            lambda store: store.stats.written_ms or None,
+            lambda ledger: ledger.sizes.progress.written_ms or None,
             "written",
-            lambda store: age_text(now_ms - store.stats.written_ms) if store.stats.written_ms else None,
+            lambda ledger: (
+                age_text(now_ms - ledger.sizes.progress.written_ms)
+                if ledger.sizes.progress.written_ms
+                else None
+            ),
         ),
-        Column("writer", lambda store: store.stats.writer or None, ""),
-        Column("cycle", lambda store: store.stats.cycle, ""),
+        Column("writer", lambda ledger: ledger.sizes.progress.writer or None, ""),
+        Column("cycle", lambda ledger: ledger.sizes.progress.cycle, ""),
     )
 
 
@@ -143,35 +141,50 @@ def lookup(
     effect_key: Annotated[str, typer.Argument(metavar="EFFECT_KEY", help="The key as the envelope has it.")],
     config: options.ConfigFile = None,
     sets: options.Sets = None,
+    bootstrap: options.Bootstrap = None,
     group: options.GroupId = None,
     sources: options.Sources = None,
     state_dir: StateDirOption = None,
+    from_topic: FromTopic = False,
+    partitions: Partitions = None,
+    timeout: options.Timeout = 300.0,
     output: options.Output = Format.TABLE,
 ) -> None:
     """Tell where an effect stands: state, result, attempt, why, when it is due, and where it was found.
 
-    Exit 1 when no store knows it: not delivered yet, still in hand, on another machine, or past retention.
+    With replication = "changelog" the ledger topic is read through, from any machine; with "local" the stores
+    of this one. With -b and -g alone: its stores where it has a state directory, else the topic. Exit 1 when
+    no ledger knows it: not delivered yet, in hand, past retention, or with "local" on another machine.
     """
     try:
         effect_key.encode()
     except UnicodeEncodeError:
         raise UsageError("the effect key is not UTF-8", mend="give it as the envelope has it") from None
-    looked = _where(config, sets, group, state_dir)
-
-    def ask(topic: str, partition: int, reader: LedgerReader) -> _Found | None:
-        (effect,) = reader.effects([effect_key])
-        return None if effect is None else _Found(effect_key, topic, partition, effect, looked.max_attempts)
-
-    answers = _ask_all(looked.directory, sources, ask)
-    found = [answer for answer in answers.by_store.values() if answer is not None]
+    looked = ledger_places.where(
+        config,
+        sets,
+        bootstrap,
+        group,
+        sources=sources or (),
+        partitions=partitions or (),
+        state_dir=state_dir,
+        from_topic=from_topic,
+        timeout_s=timeout,
+    )
+    answers = looked.ledgers.effect(effect_key)
+    found = [
+        _Found(effect_key, topic, partition, effect, looked.max_attempts)
+        for (topic, partition), effect in answers.by_ledger.items()
+        if effect is not None
+    ]
     if found:
-        emit(detailed("ledger.lookup", _effect_columns(_now_ms()), found, output), output)
+        emit(detailed("ledger.lookup", _effect_columns(_now_ms()), found, output, answers.facts), output)
     answers.refuse_if_incomplete()
     if not found:
-        stores = answers.by_store
+        names = answers.names
         say(
-            f"not found in {len(stores)} stores: {', '.join(stores)}"
-            if stores
+            f"not found in {len(names)} {answers.ledgers}: {', '.join(names)}"
+            if names
             else "not found: there is no store to look in"
         )
         raise typer.Exit(1)
@@ -181,78 +194,38 @@ def lookup(
 def stats(
     config: options.ConfigFile = None,
     sets: options.Sets = None,
+    bootstrap: options.Bootstrap = None,
     group: options.GroupId = None,
     sources: options.Sources = None,
     state_dir: StateDirOption = None,
+    from_topic: FromTopic = False,
+    partitions: Partitions = None,
+    timeout: options.Timeout = 60.0,
     output: options.Output = Format.TABLE,
 ) -> None:
-    """Print size and progress of each store; ENTRIES is RocksDB's estimate of everything it keeps."""
-    looked = _where(config, sets, group, state_dir)
-    answers = _ask_all(
-        looked.directory, sources, lambda topic, partition, reader: _Store(topic, partition, reader.stats())
+    """Print size and progress of each ledger; ENTRIES is RocksDB's estimate of everything it keeps.
+
+    With replication = "changelog" the end of the ledger topic tells, from any machine, all but ENTRIES and
+    DISK-BYTES; with "local" the stores of this one. With -b and -g alone: its stores where it has a state
+    directory, else the topic.
+    """
+    looked = ledger_places.where(
+        config,
+        sets,
+        bootstrap,
+        group,
+        sources=sources or (),
+        partitions=partitions or (),
+        state_dir=state_dir,
+        from_topic=from_topic,
+        timeout_s=timeout,
     )
-    rows = list(answers.by_store.values())
-    directory = looked.directory
-    facts = {"group": directory.group, "cluster_id": directory.cluster_id, "state_dir": str(directory.path)}
-    emit(listed("ledger.stats", _store_columns(_now_ms()), rows, output, facts), output)
+    answers = looked.ledgers.sizes()
+    rows = [_Ledger(topic, partition, sizes) for (topic, partition), sizes in answers.by_ledger.items()]
+    emit(listed("ledger.stats", _ledger_columns(_now_ms()), rows, output, answers.facts), output)
     answers.refuse_if_incomplete()
     if not rows:
         say("there is no store here yet: a worker makes one for each partition it is given")
-
-
-def _where(config: Path | None, sets: list[str] | None, group: str | None, state_dir: Path | None) -> _Looked:
-    """A directory says itself whose it is; a configuration, where it is asked for, must agree."""
-    if state_dir is not None and config is None and not sets and group is None:
-        return _Looked(StateDir.inspect(state_dir), None)
-    flags = {"state_dir": None if state_dir is None else str(state_dir)}
-    settings = options.load_settings(config, sets, group=group, inspect=True, flags=flags).settings
-    directory = StateDir.inspect(settings.state_dir)
-    if directory.group != settings.group:
-        raise StateDirError(
-            f"the state directory belongs to group {directory.group!r}, not to {settings.group!r}",
-            where=str(directory.path),
-            mend="check -g, or name the other directory with --state-dir",
-        )
-    return _Looked(directory, 1 + len(settings.retry.delays_ms))
-
-
-class _Answers(Generic[T]):
-    """What each store said, by its name; and the stores that could not be asked."""
-
-    def __init__(self) -> None:
-        self.by_store: dict[str, T] = {}
-        self.unreadable: list[str] = []
-
-    def refuse_if_incomplete(self) -> None:
-        """An answer that lacks a store must not look like a whole one.
-
-        Raises:
-            IncompleteError: a store could not be read; why was said at once.
-        """
-        if self.unreadable:
-            count = len(self.unreadable) + len(self.by_store)
-            raise IncompleteError(
-                f"{len(self.unreadable)} of {count} stores cannot be read, so this is not the whole answer: "
-                f"{', '.join(self.unreadable)}"
-            )
-
-
-def _ask_all(
-    directory: StateDir, sources: list[str] | None, ask: Callable[[str, int, LedgerReader], T]
-) -> _Answers[T]:
-    """Ask each store in turn, open only while it is asked. One that cannot be read hides no other."""
-    answers: _Answers[T] = _Answers()
-    for topic, partition in directory.list_stores():
-        if sources and topic not in sources:
-            continue
-        name = f"{topic}-{partition}"
-        try:
-            with directory.read_store(topic, partition) as reader:
-                answers.by_store[name] = ask(topic, partition, reader)
-        except LanewayError as error:
-            say(f"laneway: {error}")
-            answers.unreadable.append(name)
-    return answers
 
 
 def _now_ms() -> int:

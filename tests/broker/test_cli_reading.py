@@ -107,6 +107,27 @@ def test_reading_has_a_deadline(cluster: Cluster, names: Names, settings: Settin
         list(read(settings, extents(asked, [names.source]), timeout_s=0))
 
 
+def test_what_an_open_transaction_hides_is_waited_for(
+    cluster: Cluster, names: Names, settings: Settings, asked: Asked
+) -> None:
+    """A committed record behind an open transaction is never left out without a word: exit 5, or shown."""
+    cluster.create_topic(names.source, 1)
+    cluster.produce(names.source, [Outgoing(b"before", partition=0)])
+    producer = Producer(
+        {"bootstrap.servers": cluster.bootstrap, "transactional.id": f"{names.source}-open", "log_level": 0}
+    )
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(names.source, b"open", partition=0)
+    producer.flush(30)
+    cluster.produce(names.source, [Outgoing(b"behind", partition=0)])
+    spans = extents(asked, [names.source])
+    with pytest.raises(IncompleteError, match="at 1 an open transaction hides what follows"):
+        list(read(settings, spans, timeout_s=1))
+    producer.abort_transaction(30)
+    assert [record.value for record in read(settings, spans, timeout_s=20)] == [b"before", b"behind"]
+
+
 def test_a_missing_topic_is_named(names: Names, settings: Settings, asked: Asked) -> None:
     """Looking at a topic that is not there says so, and does not make it."""
     for _ in range(2):

@@ -1,7 +1,8 @@
 """Reading stored records for a person: from offset to offset, once, within a deadline, in bounded memory.
 
 A reader never joins the group and never commits. What it reads ends where the log ended when it was
-asked, however much is written meanwhile. Records are handed on one at a time; none is kept here.
+asked, however much is written meanwhile, and not before: what an open transaction hides may be followed by
+what is committed, so its end is waited for. Records are handed on one at a time; none is kept here.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ from laneway.lanes.record import Headers
 
 BUFFER_KBYTES: Final = 16 * 1024
 """What the client may hold ahead of the reader; one record larger than this still comes."""
+
+BACKOFF_MS: Final = 10
+"""How soon the client fetches again after its buffer was full; its own second would be most of the time."""
 
 COPIES_REMEMBERED: Final = 100_000
 POLL_S: Final = 0.2
@@ -94,6 +98,18 @@ def read(
         IncompleteError: the deadline passed before every end was reached.
         UnreachableError: the cluster went away, or does not let us read.
     """
+    for place, offset, message in messages(settings, spans, timeout_s=timeout_s):
+        yield _stored(place, offset, message)
+
+
+def messages(
+    settings: Settings, spans: Mapping[Partition, Watermarks], *, timeout_s: float, at_once: int = 1
+) -> Iterator[tuple[Partition, int, Message]]:
+    """What `read` reads, as the client gives it.
+
+    Args:
+        at_once: how many it may hand over in one go, beyond its buffer. Small records come faster so.
+    """
     unread = {place: span for place, span in spans.items() if span.start < span.end}
     if not unread:
         return
@@ -108,6 +124,7 @@ def read(
         "isolation.level": "read_committed",
         "enable.partition.eof": True,
         "fetch.wait.max.ms": 50,
+        "fetch.queue.backoff.ms": BACKOFF_MS,
         "queued.min.messages": 1000,
         "queued.max.messages.kbytes": BUFFER_KBYTES,
         "log_level": 0,
@@ -116,54 +133,76 @@ def read(
         consumer = Consumer(config)
         try:
             consumer.assign([TopicPartition(*place, span.start) for place, span in unread.items()])
-            yield from _until_end(consumer, settings, unread, time.monotonic() + timeout_s, timeout_s)
+            reading = _Reading(consumer, settings, unread, timeout_s, at_once)
+            while unread:
+                yield from reading.next_messages()
         finally:
             consumer.close()
 
 
-def _until_end(
-    consumer: Consumer,
-    settings: Settings,
-    unread: dict[Partition, Watermarks],
-    deadline: float,
-    timeout_s: float,
-) -> Iterator[StoredRecord]:
-    trouble: LanewayError | None = None
-    while unread:
-        message = consumer.poll(POLL_S)
-        if message is None:
-            if time.monotonic() > deadline:
-                raise trouble or _late(unread, timeout_s)
-            continue
-        error = message.error()
-        if error is not None and error.code() != KafkaError._PARTITION_EOF:
-            trouble = to_laneway(error, settings.bootstrap)
-            if classify(error) in _HOPELESS:
-                raise trouble
-            continue
-        place, offset = _place_of(message)
-        span = unread.get(place)
-        if span is None:
-            continue
-        if error is None and offset < span.end:
-            trouble = None
-            yield _stored(place, offset, message)
-        # The end may hold no record: markers of transactions, a compacted or aborted tail.
-        if error is not None or offset + 1 >= span.end:
-            del unread[place]
-            # It may be written to all the time; what lies behind the end is not even fetched.
-            consumer.pause([TopicPartition(*place)])
-        if unread and time.monotonic() > deadline:
-            raise _late(unread, timeout_s)
+class _Reading:
+    """Polls until every partition was read to its end; partitions that were leave `unread`."""
 
+    def __init__(
+        self,
+        consumer: Consumer,
+        settings: Settings,
+        unread: dict[Partition, Watermarks],
+        timeout_s: float,
+        at_once: int,
+    ) -> None:
+        self._consumer = consumer
+        self._settings = settings
+        self._unread = unread
+        self._timeout_s = timeout_s
+        self._deadline_s = time.monotonic() + timeout_s
+        self._at_once = at_once
+        self._trouble: LanewayError | None = None
+        self._hidden_from: dict[Partition, int] = {}
 
-def _late(unread: Mapping[Partition, Watermarks], timeout_s: float) -> IncompleteError:
-    place, span = next(iter(unread.items()))
-    return IncompleteError(
-        f"{len(unread)} partitions were not read to their end within {timeout_s:g} s",
-        where=position(*place, span.end),
-        mend="give a longer --timeout",
-    )
+    def next_messages(self) -> Iterator[tuple[Partition, int, Message]]:
+        """Those of one poll that lie before the end of their partition.
+
+        Raises:
+            IncompleteError: the deadline passed before every end was reached.
+            UnreachableError: the cluster went away, or does not let us read.
+        """
+        for message in self._consumer.consume(self._at_once, POLL_S):
+            error = message.error()
+            if error is not None and error.code() != KafkaError._PARTITION_EOF:
+                self._trouble = to_laneway(error, self._settings.bootstrap)
+                if classify(error) in _HOPELESS:
+                    raise self._trouble
+                continue
+            place, offset = _place_of(message)
+            span = self._unread.get(place)
+            if span is None:
+                continue
+            if error is not None:
+                # The end of what is committed. Behind it may stand an open transaction.
+                self._hidden_from[place] = offset
+            elif offset < span.end:
+                self._trouble = None
+                if self._hidden_from:
+                    self._hidden_from.pop(place, None)
+                yield place, offset, message
+            # The end may hold no record: markers of transactions, a compacted or aborted tail.
+            if (offset if error is not None else offset + 1) >= span.end:
+                del self._unread[place]
+                # It may be written to all the time; what lies behind the end is not even fetched.
+                self._consumer.pause([TopicPartition(*place)])
+        if self._unread and time.monotonic() > self._deadline_s:
+            raise self._trouble or self._late()
+
+    def _late(self) -> IncompleteError:
+        place, span = next(iter(self._unread.items()))
+        hidden_from = self._hidden_from.get(place)
+        why = "" if hidden_from is None else f"; at {hidden_from} an open transaction hides what follows"
+        return IncompleteError(
+            f"{len(self._unread)} partitions were not read to their end within {self._timeout_s:g} s{why}",
+            where=position(*place, span.end),
+            mend="give a longer --timeout",
+        )
 
 
 def _place_of(message: Message) -> tuple[Partition, int]:

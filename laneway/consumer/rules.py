@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from typing import Final
 
 from laneway.consumer.settings.model import NO_PLACE, Settings
 from laneway.errors import ConfigError
@@ -12,9 +13,15 @@ from laneway.lanes.envelope import Envelope, EnvelopeRules
 from laneway.lanes.settling import Rules
 
 
+HAND_OVER_CUTS: Final = 5
+"""A worker stops handing over when so many times `max_in_flight` is settled and not committed, so a worker
+elsewhere cannot have handed over more than that beyond its last cycle (holes of the log not counted)."""
+
+
 def rules_of(settings: Settings) -> Rules:
     """The rules of the lanes."""
-    lanes = settings.lanes
+    lanes, ledger = settings.lanes, settings.ledger
+    moves = ledger.replication == "changelog"
     return Rules(
         order=Order(lanes.order),
         first_sequence=None if lanes.first_sequence == "any" else lanes.first_sequence,
@@ -25,6 +32,8 @@ def rules_of(settings: Settings) -> Rules:
         max_parked_per_lane=lanes.max_parked_per_lane,
         max_parked_bytes=lanes.max_parked_bytes_per_partition,
         max_open_cases=lanes.max_open_cases_per_partition,
+        intents=ledger.on_unknown_outcome == "review",
+        hand_over_slack=HAND_OVER_CUTS * lanes.max_in_flight if moves else 0,
     )
 
 

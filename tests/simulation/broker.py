@@ -264,8 +264,11 @@ class Group:
         """Why offsets in a transaction are refused; None when they are not.
 
         While a rebalance is being prepared they are taken, as a broker does: the generation is still the old.
+        They are taken as well from one that names no member: that fences nothing.
         """
-        if member is None or not self.has(member):
+        if member is None:
+            return None
+        if not self.has(member):
             return KafkaError.UNKNOWN_MEMBER_ID
         current = member.generation if self.incremental else self.generation
         return KafkaError.ILLEGAL_GENERATION if generation != current else None

@@ -55,6 +55,7 @@ class FakeConsumer:
         self._callbacks: dict[str, OnAssign] = {}
         self.blind = 0
         self._closed = False
+        self._is_out = False
 
     # -- what the worker calls
 
@@ -155,7 +156,13 @@ class FakeConsumer:
         """Who this is in the group now, for offsets that travel in a transaction."""
         self._host.pulse("group metadata")
         member = self._member
-        return FakeGroupMetadata(member, member.generation if member is not None else -1)
+        if member is None or self._is_out:
+            return FakeGroupMetadata(None, -1)
+        return FakeGroupMetadata(member, member.generation)
+
+    def memberid(self) -> str:
+        """The name of this membership; "" while this is no member."""
+        return "" if self._member is None or self._is_out else f"member-{self._member.ident}"
 
     def close(self) -> None:
         """Give everything back and leave."""
@@ -213,7 +220,9 @@ class FakeConsumer:
         if member is None:
             return
         if not group.has(member):
+            self._is_out = True
             self._call("on_lost", member.owned)
+            self._is_out = False
             self._member = group.join(self._host.ident)
             return
         going = group.to_give_back(member)

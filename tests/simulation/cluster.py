@@ -69,6 +69,7 @@ class Cluster:
         self.is_calm = False
         self.lost_answers = 0.0
         self.late_ends: list[tuple[str, int, bool]] = []
+        self.topic_ids: dict[str, str] = {}
 
     def log(self, topic: str, partition: int) -> Log:
         """One log; made when first asked for."""
@@ -76,6 +77,10 @@ class Cluster:
         if found is None:
             found = self.logs[topic, partition] = Log()
         return found
+
+    def topic_id(self, topic: str) -> str:
+        """What tells a topic from another one of the same name."""
+        return self.topic_ids.setdefault(topic, f"{topic}-1")
 
     def land_late_end(self) -> None:
         """An end of a transaction arrives that nobody waits for any more."""

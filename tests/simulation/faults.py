@@ -102,3 +102,7 @@ class Faults:
             process.frozen = fault.amount % 12
             process.consumer.blind = fault.amount
             self._world.group.leave(process.ident)
+
+    def _night(self, _: Fault) -> None:
+        """Nothing happens for long: transactions time out, stores grow old, tombstones may go."""
+        self._world.clock.advance(DELETE_RETENTION_MS // 2 + 500)

@@ -7,8 +7,9 @@ import re
 from laneway.lanes.forward import Forward, ForwardKind
 from laneway.lanes.record import Channel
 from tests.simulation.broker import Stored
+from tests.simulation.setup import NAMES
 
-_KINDS = {"retry": ForwardKind.RETRY, "dlq": ForwardKind.DLQ, "review": ForwardKind.REVIEW}
+_KINDS = {NAMES.retry: ForwardKind.RETRY, NAMES.dlq: ForwardKind.DLQ, NAMES.review: ForwardKind.REVIEW}
 _NEWS_PARTITION = re.compile(rb'"partition":(\d+)')
 
 

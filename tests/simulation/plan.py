@@ -138,6 +138,7 @@ CHANGELOG_FAULTS = {
     "compact_changes": 5,
     "forget_state": 3,
     "depose": 3,
+    "night": 2,
     "rebalance": 4,
     "kill": 4,
 }

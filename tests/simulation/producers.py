@@ -14,7 +14,7 @@ from typing import NamedTuple
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from tests.simulation.broker import Place, Stored
-from tests.simulation.cluster import Cluster, FakeGroupMetadata, Host
+from tests.simulation.cluster import Cluster, FakeGroupMetadata, FakeMessage, Host
 from tests.simulation.coordinator import RefusedByCoordinator
 
 Report = Callable[[KafkaError | None, object], None]
@@ -125,7 +125,8 @@ class FakeTransactionalProducer:
     transactional id leaves it fit for nothing.
 
     Args:
-        on_sent, refuses: see `FakeProducer`.
+        refuses: see `FakeProducer`.
+        error_cb: told when a connection broke, and something was perhaps sent twice.
     """
 
     def __init__(
@@ -136,9 +137,11 @@ class FakeTransactionalProducer:
         timeout_ms: int,
         partitions: int,
         refuses: Callable[[str, bytes | None], bool],
+        error_cb: Callable[[KafkaError], None] | None,
     ) -> None:
         self._cluster = cluster
         self._host = host
+        self._on_error = error_cb
         self._name = name
         self._timeout_ms = timeout_ms
         self._partitions = partitions
@@ -146,9 +149,10 @@ class FakeTransactionalProducer:
         self._epoch = -1
         self._is_open = False
         self._wrote = False
+        self._breaks = 0
         self._flaw: KafkaError | None = None
         self._travelling: deque[_Sent] = deque()
-        self._reports: deque[tuple[Report, int | None]] = deque()
+        self._reports: deque[tuple[_Sent, int | None, int]] = deque()
 
     # -- what the worker calls
 
@@ -181,7 +185,8 @@ class FakeTransactionalProducer:
     ) -> None:
         """Send a record; it lands later."""
         self._host.pulse("produce")
-        self._usable(for_abort=False)
+        if self._flaw is not None:
+            raise KafkaException(KafkaError(KafkaError._FATAL if self._flaw.fatal() else KafkaError._STATE))
         assert self._is_open, "produced outside of a transaction"
         if not self._cluster.is_calm and self._cluster.random.random() < 0.01:
             raise BufferError("queue full")
@@ -193,9 +198,14 @@ class FakeTransactionalProducer:
         """Tell the reports that have come."""
         self._host.pulse("producer poll")
         told = 0
+        while self._breaks and self._on_error is not None:
+            self._breaks -= 1
+            self._on_error(KafkaError(KafkaError._TRANSPORT))
         while self._reports:
-            report, code = self._reports.popleft()
-            report(None if code is None else KafkaError(code), None)
+            sent, code, offset = self._reports.popleft()
+            sent.report(
+                None if code is None else KafkaError(code), FakeMessage(sent.place, offset, sent.stored)
+            )
             told += 1
         return told
 
@@ -216,7 +226,7 @@ class FakeTransactionalProducer:
                 self._reports.pop()
                 continue
             sent = self._travelling.popleft()
-            self._reports.append((sent.report, KafkaError._PURGE_QUEUE))
+            self._reports.append((sent, KafkaError._PURGE_QUEUE, -1))
 
     def send_offsets_to_transaction(
         self, positions: list[TopicPartition], group_metadata: object, timeout: float = -1
@@ -278,14 +288,14 @@ class FakeTransactionalProducer:
             transaction = self._cluster.coordinator.add(self._name, self._epoch, self._host.ident, sent.place)
         except RefusedByCoordinator as refused:
             self._refused(refused)
-            self._reports.append((sent.report, refused.code))
+            self._reports.append((sent, refused.code, -1))
             return
         self._wrote = True
-        self._cluster.log(*sent.place).append(sent.stored, transaction)
+        offset = self._cluster.log(*sent.place).append(sent.stored, transaction)
         if fate > 0.97:
             self._fail(sent, KafkaError._MSG_TIMED_OUT)
         else:
-            self._reports.append((sent.report, None))
+            self._reports.append((sent, None, offset))
 
     # -- behind it
 
@@ -298,7 +308,7 @@ class FakeTransactionalProducer:
         return not self._cluster.is_calm and self._cluster.random.random() < self._cluster.lost_answers
 
     def _fail(self, sent: _Sent, code: int) -> None:
-        self._reports.append((sent.report, code))
+        self._reports.append((sent, code, -1))
         self._flaw = self._flaw or KafkaError(code, "a message failed", False, False, True)
 
     def _offsets_join(self, offsets: dict[Place, int], metadata: FakeGroupMetadata) -> None:
@@ -316,16 +326,25 @@ class FakeTransactionalProducer:
             self._is_open, self._flaw = False, None
             return
         if self._answer_is_lost():
-            # It has arrived, or it comes later, to whatever it finds then, or it never does.
-            what = cluster.random.choice(("landed", "late", "never"))
+            # It has arrived, or it comes later, to whatever it finds then, or it never does; or the client
+            # has sent it again by itself, and the first one still travels.
+            what = cluster.random.choice(("landed", "late", "never", "twice"))
+            self._breaks += 1
+            if what == "twice":
+                cluster.late_ends.append((self._name, self._epoch, commit))
+                self._end_now(commit=commit)
+                return
             if what == "landed":
                 with suppress(RefusedByCoordinator):
                     cluster.coordinator.end(self._name, self._epoch, commit=commit)
             elif what == "late":
                 cluster.late_ends.append((self._name, self._epoch, commit))
             raise _timed_out()
+        self._end_now(commit=commit)
+
+    def _end_now(self, *, commit: bool) -> None:
         try:
-            cluster.coordinator.end(self._name, self._epoch, commit=commit)
+            self._cluster.coordinator.end(self._name, self._epoch, commit=commit)
         except RefusedByCoordinator as refused:
             raise KafkaException(self._refused(refused)) from None
         self._is_open, self._flaw = False, None

@@ -10,19 +10,20 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import laneway.consumer.kafka.clients as clients_module
 import laneway.consumer.worker as worker_module
 from laneway.consumer.rules import envelope_of, rules_of
 from laneway.consumer.settings.model import Settings
+from laneway.consumer.topics import TopicInfo
 from laneway.lanes.envelope import Envelope
 from laneway.lanes.settling import Rules
 from tests.simulation.clients import FakeConsumer
 from tests.simulation.process import Died, Process
 from tests.simulation.producers import FakeProducer, FakeTransactionalProducer
 from tests.simulation.readers import FakeReader
-from tests.simulation.setup import SOURCE, TRANSACTION_TIMEOUT_MS
+from tests.simulation.setup import DELETE_RETENTION_MS, SOURCE, TRANSACTION_TIMEOUT_MS
 from tests.simulation.threads import Threads
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ _MODULES = [
     if name.startswith("laneway.consumer.") and ".settings" not in name
 ]
 _CLOCKED = [module for module in _MODULES if getattr(module, "time", None) is time]
+_ADMINISTERING = [module for module in _MODULES if module.__name__.endswith(".restore")]
 _POOLING = [module for module in _MODULES if hasattr(module, "DaemonExecutor")]
 
 
@@ -61,6 +63,7 @@ def seams(current: Callable[[], World]) -> Iterator[None]:
         (worker_module, "os", SimpleNamespace(_exit=edge.exit_now)),
         (worker_module, "rules_of", edge.rules),
         (worker_module, "envelope_of", edge.envelope),
+        *((module, "Cluster", edge.new_cluster) for module in _ADMINISTERING),
     )
     before = [(module, name, getattr(module, name, None)) for module, name, _ in changes]
     for module, name, value in changes:
@@ -120,7 +123,7 @@ class _Edge:
         return mine.producer
 
     def new_transactional_producer(
-        self, _: Settings, name: str, *, max_message_bytes: int | None = None
+        self, _: Settings, name: str, *, max_message_bytes: int | None = None, error_cb: Any = None
     ) -> FakeTransactionalProducer:
         mine = self._host()
         world = mine.world
@@ -131,12 +134,16 @@ class _Edge:
             TRANSACTION_TIMEOUT_MS,
             world.plan.config.partitions,
             world.watch.refuses,
+            error_cb,
         )
         return mine.transactional
 
     def new_reader(self, _: Settings, *, committed: bool) -> FakeReader:
         mine = self._host()
         return FakeReader(mine.world.cluster, mine, committed=committed)
+
+    def new_cluster(self, _: Settings) -> _Admin:
+        return _Admin(self._current())
 
     def exit_now(self, _: int) -> None:
         mine = self._host()
@@ -153,6 +160,26 @@ class _Edge:
         if world.envelope is None:
             world.envelope = envelope_of(settings, source, decode)
         return world.envelope
+
+
+class _Admin:
+    """What an admin client tells of topics."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is open."""
+
+    def topics(self, names: Sequence[str]) -> dict[str, TopicInfo]:
+        """As the cluster has them now."""
+        configs = {"delete.retention.ms": str(DELETE_RETENTION_MS)}
+        partitions = self._world.plan.config.partitions
+        topic_id = self._world.cluster.topic_id
+        return {name: TopicInfo(name, partitions, 1, configs, topic_id(name)) for name in names}
 
 
 class _Pool:

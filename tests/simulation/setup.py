@@ -16,11 +16,13 @@ from laneway.consumer.topics import TopicNames
 from tests.simulation.plan import Config
 
 SOURCE = "invoices"
-LEDGER = "ledger"
-NAMES = TopicNames(SOURCE, "retry", "commands", "dlq", "review", LEDGER)
+NAMES = TopicNames(
+    SOURCE, *(f"{SOURCE}.reminders.{kind}" for kind in ("retry", "commands", "dlq", "review", "ledger"))
+)
+LEDGER = NAMES.ledger
 HANDLER_TIMEOUT_MS = 2000
 TRANSACTION_TIMEOUT_MS = 1500
-DELETE_RETENTION_MS = 3000
+DELETE_RETENTION_MS = 12_000
 
 
 def settings_of(config: Config) -> Settings:

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
 
 from laneway.consumer.inspection import dead_letters as inspect_dead_letters
 from laneway.consumer.inspection.topics import StoredRecord, extents, read
 from laneway.consumer.kafka.cluster import Cluster as Asked
-from laneway.consumer.kafka.cluster import Watermarks
+from laneway.consumer.kafka.cluster import Committed, Watermarks
 from laneway.consumer.settings.load import load
 from laneway.consumer.settings.model import Settings
 from laneway.errors import IncompleteError, RefusedError, TopicError
@@ -126,6 +126,26 @@ def test_what_an_open_transaction_hides_is_waited_for(
         list(read(settings, spans, timeout_s=1))
     producer.abort_transaction(30)
     assert [record.value for record in read(settings, spans, timeout_s=20)] == [b"before", b"behind"]
+
+
+def test_committed_offsets_are_told_while_a_transaction_is_about_to_change_them(
+    cluster: Cluster, names: Names, asked: Asked
+) -> None:
+    """Looking waits for nobody's transaction: it shows what is committed, as long as that is open too."""
+    cluster.create_topic(names.source, 1)
+    cluster.commit(names.group, names.source, {0: 3})
+    bootstrap = {"bootstrap.servers": cluster.bootstrap, "log_level": 0}
+    outsider = Consumer({**bootstrap, "group.id": names.group})
+    producer = Producer({**bootstrap, "transactional.id": f"{names.source}-offsets"})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    moved = [TopicPartition(names.source, 0, 4)]
+    producer.send_offsets_to_transaction(moved, outsider.consumer_group_metadata(), 30)
+    outsider.close()
+    place = (names.source, 0)
+    assert asked.committed(names.group, [place]) == {place: Committed(3)}
+    producer.commit_transaction(30)
+    assert asked.committed(names.group, [place]) == {place: Committed(4)}
 
 
 def test_a_missing_topic_is_named(names: Names, settings: Settings, asked: Asked) -> None:

@@ -315,7 +315,13 @@ class Cluster:
 
     def _fetch_committed(self, group: str, partitions: Sequence[Partition]) -> list[TopicPartition]:
         # Neither membership nor protocol matter to a client that only reads offsets.
-        config = {**client_config(self._settings), "group.id": group, "enable.auto.commit": False}
+        # read_uncommitted: what is committed now, although a transaction may be about to change it.
+        config = {
+            **client_config(self._settings),
+            "group.id": group,
+            "enable.auto.commit": False,
+            "isolation.level": "read_uncommitted",
+        }
         with self._asking(f"group {group}"):
             reader = Consumer({**config, "log_level": 0})
             try:

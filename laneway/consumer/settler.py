@@ -1,9 +1,10 @@
 """Settling: one truth, one follower, as a plain list of steps over a cycle.
 
 A cycle is a value: what each partition settled since the last one, its forwards, its offsets.
-The strategy names the truth: `local_truth` has the ledger first and Kafka after it. The settler
-only walks the strategy's steps, one cycle at a time, and never waits: a step that needs the
-disk or the broker says "not yet" and is asked again, so the owner goes on reading meanwhile.
+The strategy names the truth: `local_truth` has the ledger first and Kafka after it,
+`changelog_truth` a Kafka transaction first and the ledger after it. The settler only walks the
+strategy's steps, one cycle at a time, and never waits: a step that needs the disk or the broker
+says "not yet" and is asked again, so the owner goes on reading meanwhile.
 
 Nothing here imports Kafka or RocksDB; the simulation drives the same code.
 """
@@ -11,6 +12,7 @@ Nothing here imports Kafka or RocksDB; the simulation drives the same code.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
 from typing import Protocol
 
 from laneway.consumer.partition import Partition, State
@@ -45,10 +47,16 @@ class Cycle:
         self.since_ms = now_ms
 
 
+class Again(Enum):
+    """The third answer of a step: nothing of the cycle counts yet, it begins anew with what is left of it."""
+
+    FROM_THE_START = "from the start"
+
+
 class Step(Protocol):
     """One act of a cycle. Returns False when it has to be called again before the next may start."""
 
-    def __call__(self, cycle: Cycle) -> bool:
+    def __call__(self, cycle: Cycle) -> bool | Again:
         """Do, or go on doing, this step."""
         ...
 
@@ -59,6 +67,14 @@ class Strategy(Protocol):
     @property
     def steps(self) -> Sequence[tuple[str, Step]]:
         """Named steps. The name is also the crash point right behind the step."""
+        ...
+
+    def is_ready(self, now_ms: int, /) -> bool:
+        """Whether a cycle may begin. Asked again and again while none is under way."""
+        ...
+
+    def takes(self, partition: Partition, /) -> bool:
+        """Whether a partition that is still open takes part in cycles."""
         ...
 
 
@@ -81,6 +97,7 @@ class Settler:
     def __init__(
         self, strategy: Strategy, *, max_ms: int, max_records: int, crash_point: CrashPoint = no_crash
     ) -> None:
+        self._strategy = strategy
         self._steps = strategy.steps
         self._max_ms = max_ms
         self._max_records = max_records
@@ -96,15 +113,20 @@ class Settler:
         Args:
             urgent: do not wait for the cycle's age; a partition is leaving.
         """
-        if self._cycle is None:
+        if self._cycle is None and self._strategy.is_ready(now_ms):
             self._begin(partitions, now_ms, urgent)
         while self._cycle is not None:
             name, step = self._steps[self._step]
             # A partition that left in mid-cycle owes nothing more; its ledger may be closed.
             self._cycle.parts = [p for p in self._cycle.parts if p.partition.state is not State.CLOSED]
             self._cycle.now_ms = now_ms
-            if not step(self._cycle):
+            answer = step(self._cycle)
+            if not answer:
                 return
+            if answer is Again.FROM_THE_START:
+                self._step = 0
+                self._cycle.since_ms = now_ms
+                continue
             self._crash_point(name)
             self._step += 1
             self._cycle.since_ms = now_ms
@@ -116,8 +138,24 @@ class Settler:
         """Whether no cycle is under way."""
         return self._cycle is None
 
+    def owes(self, partition: Partition) -> bool:
+        """Whether waiting a little longer would make more of this partition durable, or known to Kafka."""
+        if partition.board is None or partition.failure is not None or not self._strategy.takes(partition):
+            return False
+        return bool(partition.board.pending) or (not partition.lost and partition.is_behind())
+
+    def is_through_with(self, partitions: Sequence[Partition]) -> bool:
+        """Whether no cycle has anything of these partitions under way, and they owe nothing more."""
+        under_way = [] if self._cycle is None else [part.partition for part in self._cycle.parts]
+        busy = any(p in under_way and self._strategy.takes(p) for p in partitions)
+        return not busy and not any(map(self.owes, partitions))
+
     def _begin(self, partitions: Iterable[Partition], now_ms: int, urgent: bool) -> None:
-        owned = [p for p in partitions if p.board is not None and p.state is not State.CLOSED]
+        owned = [
+            p
+            for p in partitions
+            if p.board is not None and p.state is not State.CLOSED and self._strategy.takes(p)
+        ]
         pending = sum(p.board.pending for p in owned if p.board is not None)
         old = now_ms - self._cut_ms >= self._max_ms or now_ms < self._cut_ms
         if not (urgent or old or pending >= self._max_records):

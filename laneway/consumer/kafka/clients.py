@@ -121,16 +121,12 @@ def new_producer(settings: Settings, *, max_message_bytes: int | None = None) ->
 
 
 def new_transactional_producer(
-    settings: Settings, transactional_id: str, *, max_message_bytes: int | None = None
+    settings: Settings, transactional_id: str, *, max_message_bytes: int | None = None, **hooks: Hook
 ) -> Producer:
-    """A transactional producer, before `init_transactions`. poll() and flush() serve its log lines."""
+    """A transactional producer before `init_transactions`; poll() and flush() serve its log lines and hooks."""
+    config = transactional_config(settings, transactional_id, max_message_bytes=max_message_bytes)
     with kafka_errors("[kafka]"):
-        return Producer(
-            {
-                **transactional_config(settings, transactional_id, max_message_bytes=max_message_bytes),
-                "logger": logger,
-            }
-        )
+        return Producer({**config, "logger": logger, **hooks})
 
 
 def new_reader(settings: Settings, *, committed: bool) -> Consumer:

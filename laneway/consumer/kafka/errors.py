@@ -151,6 +151,11 @@ def classify(error: KafkaError) -> ErrorClass:
     """What this error means for us. A client that reports itself fatal is fatal, whatever the code."""
     if error.fatal() or error.code() == KafkaError._FATAL:
         return ErrorClass.FATAL
+    return by_code(error)
+
+
+def by_code(error: KafkaError) -> ErrorClass:
+    """What its code means, also of an error that was the end of its client."""
     known = _CLASS_OF.get(error.code())
     if known is not None:
         return known

@@ -19,12 +19,12 @@ from laneway.errors import RefusedError
 from laneway.lanes.frontier import reopened
 from laneway.lanes.record import Channel
 from laneway.lanes.view import ChannelMark, Meta, Opening
-from laneway.store.ledger import Ledger
+from laneway.store.port import LedgerStore
 from laneway.store.state_dir import StateDir
 
 log = logging.getLogger("laneway")
 
-Opened = tuple[Ledger, Opening]
+Opened = tuple[LedgerStore, Opening]
 
 
 class Opener(Protocol):
@@ -41,7 +41,7 @@ class Opener(Protocol):
         """Whether a ledger of this source partition was ever begun. Asked on the owner thread."""
         ...
 
-    def open(self, partition: Partition, kept: Ledger | None) -> Opened:
+    def open(self, partition: Partition, kept: LedgerStore | None) -> Opened:
         """Open the ledger, off the owner thread. May take long; ends early once the partition is CLOSED.
 
         Args:
@@ -74,7 +74,7 @@ class LocalOpener:
         """Whether this machine has it."""
         return self._state_dir.exists(topic, number)
 
-    def open(self, partition: Partition, kept: Ledger | None) -> Opened:
+    def open(self, partition: Partition, kept: LedgerStore | None) -> Opened:
         """Open, or begin, the ledger of this machine; see `Opener.open`."""
         assert kept is None
         if not self._state_dir.exists(partition.topic, partition.partition):

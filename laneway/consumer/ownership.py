@@ -10,6 +10,8 @@ source partition, so they always live together whatever the assignor did.
     lost     the same, but nothing is published or committed any more
     linger   a handler is still running in a partition that has gone: its ledger stays open, and with
              it the lock, until the handler ends; in `local` mode that lock is the only fence
+    keep     an eager rebalance takes everything and mostly gives it back: a ledger that follows its
+             changelog stays open for that moment, and is brought up to date again before it goes live
 """
 
 from __future__ import annotations
@@ -21,19 +23,19 @@ from concurrent.futures import Executor, Future
 from contextlib import suppress
 from typing import Final, TypeVar
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-from laneway.consumer.kafka.errors import ErrorClass, classify, kafka_errors
+from laneway.consumer.kafka.errors import ErrorClass, classify, kafka_errors, to_laneway
 from laneway.consumer.opening import Opened, Opener
 from laneway.consumer.partition import Partition, State, Unpublished
 from laneway.consumer.shape import other_count
 from laneway.consumer.topics import TopicNames
-from laneway.errors import LanewayError, LedgerLockedError, RefusedError
+from laneway.errors import LanewayError, LedgerError, LedgerLockedError, RefusedError
 from laneway.lanes.board import Board
 from laneway.lanes.forward import Home
 from laneway.lanes.record import Channel
 from laneway.lanes.view import Opening
-from laneway.store.ledger import Ledger
+from laneway.store.port import LedgerStore
 
 log = logging.getLogger("laneway")
 
@@ -44,9 +46,11 @@ WAKE_TIMEOUT_S: Final = 0.01
 LOCK_POLL_S: Final = 0.05
 LOCK_NOTICE_S: Final = 5.0
 JOIN_NOTICE_S: Final = 5.0
+KEEP_OPEN_S: Final = 5.0
+"""How long a ledger stays open without an owner: another process on this machine may wait for its lock."""
 
 _T = TypeVar("_T")
-BuildBoard = Callable[[Partition, Ledger, Opening], Board]
+BuildBoard = Callable[[Partition, LedgerStore, Opening], Board]
 Leave = Callable[[Sequence[Partition], bool], None]
 """(partitions that leave, whether they are lost): drains them, before the callback returns."""
 
@@ -95,6 +99,8 @@ class Ownership:
         self._opening: dict[Partition, Future[Opened]] = {}
         self._locked: list[tuple[Partition, float]] = []
         self._lingering: list[Partition] = []
+        self._kept: dict[tuple[str, int], tuple[LedgerStore, float]] = {}
+        self._is_revoking = False
         self._failure: LanewayError | None = None
 
     # -- what the owner asks
@@ -137,6 +143,7 @@ class Ownership:
     def advance(self) -> None:
         """Take partitions live whose ledgers have been opened; try again those that were locked."""
         self._try_locked_again()
+        self._close_kept(lambda _, until_s: time.monotonic() > until_s)
         if self._joining_since_s and time.monotonic() - self._joining_since_s > JOIN_NOTICE_S:
             self._joining_since_s = 0.0
             log.info(
@@ -144,7 +151,9 @@ class Ownership:
                 "(session.timeout.ms)",
                 self._group,
             )
+        is_beside_live = bool(self._opening) and bool(self.live())
         for partition, future in list(self._opening.items()):
+            partition.opens_beside_live = is_beside_live
             if not future.done():
                 continue
             del self._opening[partition]
@@ -167,8 +176,36 @@ class Ownership:
         if partition.board is not None and partition.board.running:
             self._lingering.append(partition)
         elif partition.ledger is not None:
-            partition.ledger.close()
-            partition.ledger = None
+            ledger, partition.ledger = partition.ledger, None
+            if self._may_keep(partition):
+                place = (partition.topic, partition.partition)
+                self._kept[place] = (ledger, time.monotonic() + KEEP_OPEN_S)
+            else:
+                ledger.close()
+
+    def close(self) -> None:
+        """Close what is open without an owner. The process ends, and nobody asks `advance` any more."""
+        self._close_kept(lambda _, __: True)
+        for future in self._opening.values():
+            if future.done() and future.exception() is None:
+                with suppress(LedgerError):
+                    future.result()[0].close()
+        self._opening.clear()
+
+    def _may_keep(self, partition: Partition) -> bool:
+        """Whether the next assignment may have it again, of a group that takes all to give it anew."""
+        is_well = partition.failure is None and not partition.lost
+        return self._is_revoking and is_well and self._opener.keeps_open and not self._incremental
+
+    def _close_kept(self, is_over: Callable[[tuple[str, int], float], bool]) -> None:
+        for place, (ledger, until_s) in list(self._kept.items()):
+            if is_over(place, until_s):
+                del self._kept[place]
+                try:
+                    ledger.close()
+                except LedgerError as error:
+                    # It follows its changelog: what it did not take is read again.
+                    log.warning("while a ledger was closed: %s", error)
 
     def tidy(self) -> None:
         """Close the ledgers of partitions whose last handler has ended."""
@@ -190,6 +227,7 @@ class Ownership:
             # The worker ends on it; the assignment is taken without positions so that it can leave.
             self._failure = error
             return
+        self._close_kept(lambda place, _: place not in sources)
         union = [position for partition in partitions for position in _positions(partition)]
         with kafka_errors("assign"):
             if self._incremental:
@@ -206,7 +244,11 @@ class Ownership:
         log.info("assigned: %s", ", ".join(map(str, partitions)) or "nothing")
 
     def _on_revoke(self, _: Consumer, revoked: list[TopicPartition]) -> None:
-        self._give_up(revoked, lost=False)
+        self._is_revoking = True
+        try:
+            self._give_up(revoked, lost=False)
+        finally:
+            self._is_revoking = False
 
     def _on_lost(self, _: Consumer, lost: list[TopicPartition]) -> None:
         log.warning("partitions were lost: the group went on without this worker")
@@ -246,20 +288,25 @@ class Ownership:
         wanted = [
             TopicPartition(topic, number)
             for source, number in sources
-            for topic in (source, self._names[source].retry)
+            for topic in (source, self._names[source].retry, self._names[source].commands)
         ]
         committed = self._committed(wanted)
         found = []
         for source, number in sources:
             names = self._names[source]
-            places = {Channel.SOURCE: (source, number), Channel.RETRY: (names.retry, number)}
+            places = {
+                Channel.SOURCE: (source, number),
+                Channel.RETRY: (names.retry, number),
+                Channel.COMMANDS: (names.commands, number),
+            }
             own = {
                 channel: committed[place].offset if place in committed else None
                 for channel, place in places.items()
             }
             starts = {
                 Channel.SOURCE: self._source_start(source, number, own[Channel.SOURCE]),
-                Channel.RETRY: self._retry_start(names.retry, number, own[Channel.RETRY]),
+                Channel.RETRY: self._companion_start(names.retry, number, own[Channel.RETRY]),
+                Channel.COMMANDS: self._companion_start(names.commands, number, own[Channel.COMMANDS]),
             }
             self._epoch += 1
             home = Home(self._group, source, number)
@@ -269,7 +316,11 @@ class Ownership:
         return found
 
     def _committed(self, wanted: list[TopicPartition]) -> dict[tuple[str, int], TopicPartition]:
+        # While a transaction of the owner before is open the answer waits for it: see `_ask`.
         answers = self._ask(lambda: self._consumer.committed(wanted, timeout=ASK_TIMEOUT_S)) if wanted else []
+        for answer in answers:
+            if answer.error is not None:
+                raise to_laneway(answer.error, f"{answer.topic}-{answer.partition}")
         return {(tp.topic, tp.partition): tp for tp in answers if tp.offset >= 0}
 
     def _source_start(self, topic: str, number: int, committed: int | None) -> int:
@@ -303,11 +354,12 @@ class Ownership:
         answer = self._ask(lambda: self._consumer.offsets_for_times(asked, timeout=ASK_TIMEOUT_S))
         return answer[0].offset if answer[0].offset >= 0 else high
 
-    def _retry_start(self, topic: str, number: int, committed: int | None) -> int:
+    def _companion_start(self, topic: str, number: int, committed: int | None) -> int:
         low, _ = self._watermarks(topic, number)
-        # No position means the beginning: old copies are recognised by their attempt.
+        # No position means the beginning: an old retry is recognised by its attempt, an old command by
+        # its case.
         if committed is not None and committed < low:
-            log.warning("%s-%d: retention took %d retry positions unread", topic, number, low - committed)
+            log.warning("%s-%d: retention took %d positions unread", topic, number, low - committed)
         return low if committed is None else max(committed, low)
 
     def _watermarks(self, topic: str, number: int) -> tuple[int, int]:
@@ -345,11 +397,16 @@ class Ownership:
             log.warning("%s: another worker still holds the ledger; waiting, paused", partition)
 
     def _start_opening(self, partition: Partition) -> None:
-        future = self._executor.submit(self._opener.open, partition, None)
+        if any(gone.home == partition.home for gone in self._lingering):
+            # Never two handlers for one lane, whatever became of the store meanwhile.
+            self._locked.append((partition, time.monotonic() + LOCK_POLL_S))
+            return
+        kept, _ = self._kept.pop((partition.topic, partition.partition), (None, 0.0))
+        future = self._executor.submit(self._opener.open, partition, kept)
         future.add_done_callback(lambda _: self._notice())
         self._opening[partition] = future
 
-    def _go_live(self, partition: Partition, ledger: Ledger, opening: Opening) -> None:
+    def _go_live(self, partition: Partition, ledger: LedgerStore, opening: Opening) -> None:
         partition.ledger = ledger
         partition.board = self._build_board(partition, ledger, opening)
         marks = opening.meta.marks if opening.meta is not None else {}
@@ -380,11 +437,8 @@ def resume(consumer: Consumer, positions: Sequence[TopicPartition]) -> None:
 
 
 def _positions(partition: Partition) -> list[TopicPartition]:
-    """The three that live together. Commands stay paused and uncommitted in this release."""
-    number = partition.partition
-    starts = partition.starts
+    """The three that live together."""
     return [
-        TopicPartition(partition.topic, number, starts[Channel.SOURCE]),
-        TopicPartition(partition.names.retry, number, starts[Channel.RETRY]),
-        TopicPartition(partition.names.commands, number, OFFSET_BEGINNING),
+        TopicPartition(partition.topic_of(channel), partition.partition, start)
+        for channel, start in partition.starts.items()
     ]

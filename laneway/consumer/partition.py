@@ -11,6 +11,7 @@ from enum import Enum
 
 import msgspec
 
+from laneway.consumer.progress import RestoreProgress
 from laneway.consumer.topics import TopicNames
 from laneway.errors import LanewayError
 from laneway.lanes.board import Board
@@ -85,6 +86,9 @@ class Partition:
         paused: channels paused now, and why.
         moved_ms: when the committable source offset last moved.
         assigned_s: monotonic seconds of the assignment.
+        restore: how the ledger is brought up to date with its changelog; None where it follows none.
+        opens_beside_live: others of the process are at work while this one's ledger is opened.
+        changelog_next: the offset of the changelog that the restore has come to.
         is_worker_commit: a worker of the group wrote the committed offset, nobody by hand.
         lost: the group gave it away without asking; nothing is published or committed any more.
     """
@@ -92,6 +96,7 @@ class Partition:
     __slots__ = (
         "assigned_s",
         "board",
+        "changelog_next",
         "committed",
         "committed_note",
         "durable",
@@ -104,9 +109,11 @@ class Partition:
         "moved_ms",
         "names",
         "noted_ms",
+        "opens_beside_live",
         "outbox",
         "paused",
         "published",
+        "restore",
         "starts",
         "state",
         "told_locked",
@@ -141,6 +148,9 @@ class Partition:
         self.lost = False
         self.is_worker_commit = False
         self.assigned_s = time.monotonic()
+        self.restore: RestoreProgress | None = None
+        self.changelog_next = 0
+        self.opens_beside_live = False
         self.told_locked = False
 
     @property

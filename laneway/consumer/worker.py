@@ -39,7 +39,7 @@ from laneway.lanes.run import Run
 from laneway.lanes.view import Opening
 from laneway.pipeline import Pipeline
 from laneway.store.files import free_bytes
-from laneway.store.ledger import Ledger
+from laneway.store.port import LedgerStore
 from laneway.store.state_dir import StateDir
 
 log = logging.getLogger("laneway")
@@ -400,11 +400,12 @@ class Worker:
         # A ledger that is just being opened or synced ends cleanly when it may.
         for executor in (self._executor, self._opener):
             executor.join(CLOSE_S / 10)
+        self._ownership.close()
         self._journal.close()
 
     # -- ports
 
-    def _build_board(self, partition: Partition, ledger: Ledger, opening: Opening) -> Board:
+    def _build_board(self, partition: Partition, ledger: LedgerStore, opening: Opening) -> Board:
         return Board(
             partition.home,
             self._rules,

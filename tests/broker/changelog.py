@@ -13,6 +13,7 @@ from pathlib import Path
 from confluent_kafka import Message
 
 from laneway.lanes.record import keyed_lane
+from laneway.store import codec
 from laneway.store.memory import MemoryLedger
 from laneway.store.port import ChangelogMark
 from laneway.store.state_dir import StateDir
@@ -39,6 +40,11 @@ def fold(entries: Sequence[Message], below: int | None = None) -> MemoryLedger:
         changes = [(each.key() or b"", each.value()) for each in taken]
         ledger.apply_changes(changes, ChangelogMark("", position_of(taken[-1]).offset + 1, 0))
     return ledger
+
+
+def writers_of(entries: Sequence[Message]) -> list[str]:
+    """Who wrote each cycle of one partition, in order: a name for each start of a process."""
+    return [codec.decode_meta(each.value() or b"").writer for each in entries if each.key() == codec.META_KEY]
 
 
 def ledgers_of(entries: Entries, effect_keys: Sequence[str], sequence_keys: Sequence[str]) -> Ledgers:

@@ -1,6 +1,6 @@
-"""`laneway run` with one crash point armed: the process kills itself behind the n-th time of a step.
+"""`laneway run` with one crash point armed: it kills or freezes itself behind the n-th time of a step.
 
-python -m tests.broker.crashing_worker APP laneway.toml STEP:N
+python -m tests.broker.crashing_worker APP laneway.toml STEP:N[:settling][:freeze]
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from laneway.consumer.worker import Worker
 
 
 class Crash:
-    """Kills this process, as kill -9 does, when the step is done for the given time."""
+    """Kills or freezes this process, with SIGKILL or SIGSTOP, when the step is done for the given time."""
 
     def __init__(self, where: str) -> None:
-        self._step, number, *only = where.split(":")
+        self._step, number, *how = where.split(":")
         self._left = int(number)
-        self._only_settling = bool(only)
+        self._only_settling = "settling" in how
+        self._signal = signal.SIGSTOP if "freeze" in how else signal.SIGKILL
         self.worker: Worker | None = None
 
     def __call__(self, step: str) -> None:
@@ -31,7 +32,7 @@ class Crash:
             return
         self._left -= 1
         if self._left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), self._signal)
 
     def _settles(self) -> bool:
         # The crash point is told the step alone; what the cycle holds is nobody else's business.
@@ -40,7 +41,7 @@ class Crash:
 
 
 def main(app: str, config: str, where: str) -> None:
-    """Run the worker until it kills itself, or is stopped."""
+    """Run the worker until it kills itself, or is told to stop."""
     crash = Crash(where)
     worker = build_worker(load(Path(config)).settings, load_app(app), crash_point=crash)
     crash.worker = worker

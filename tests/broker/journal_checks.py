@@ -169,6 +169,16 @@ class Ledger(LedgerReading, Protocol):
         ...
 
 
+def check_once(messages: Iterable[Message]) -> list[Message]:
+    """A reader of committed records sees every forward once."""
+    found = list(messages)
+    seen = Counter(header(message, "forward-id") for message in found)
+    assert "" not in seen, "a forward without an id"
+    twice = {ident: count for ident, count in seen.items() if count > 1}
+    assert not twice, f"published more than once: {twice}"
+    return found
+
+
 @dataclass
 class Ledgers:
     """Everything that the ledgers of one source hold, over all its partitions."""

@@ -93,8 +93,8 @@ class WorkerProcess:
 
     Attributes:
         crash_at: "STEP:N" ends the process by SIGKILL behind the N-th time the settler did that step;
-            "STEP:N:settling" counts only cycles that settle something. Read at every `start`; None is
-            the plain `laneway run`.
+            "STEP:N:settling" counts only cycles that settle something; with ":freeze" behind it the
+            process stops itself, as `pause` does. Read at every `start`; None is the plain `laneway run`.
         arguments: appended to the command line of `laneway run`; not for an armed one.
     """
 
@@ -174,6 +174,13 @@ class WorkerProcess:
         """End it as kill -9 does, and wait until it is gone."""
         self._signal(signal.SIGKILL)
         self.wait()
+
+    @property
+    def frozen(self) -> bool:
+        """Whether it was stopped, by `pause` or by itself, and has not been told to go on."""
+        command = ["ps", "-o", "stat=", "-p", str(self.pid)]
+        state = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+        return state.startswith("T")
 
     def pause(self) -> None:
         """Freeze it with SIGSTOP: it says nothing more, and its connections stay open."""

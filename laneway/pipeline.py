@@ -18,13 +18,15 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Final, Generic, TypeVar, overload
 
+import msgspec
 from pydantic import ValidationError
 
+from laneway.emitting import emitted_of
 from laneway.errors import AppImportError
 from laneway.lanes.canonical import payload_hash
 from laneway.lanes.failures import HandlerSignal, bounded, class_name, classify, invalid_payload
 from laneway.lanes.record import Headers, Record
-from laneway.lanes.verdict import ACK, Ack, Outcome, Reject, Retry, Review, Verdict
+from laneway.lanes.verdict import ACK, Ack, Emitted, Outcome, Reject, Retry, Review, Verdict
 from laneway.payload import PayloadReader, name_of, places
 
 T = TypeVar("T")
@@ -56,9 +58,10 @@ class Delivery(Generic[T]):
         topic: the source topic.
         partition: its partition.
         deadline_ms: epoch milliseconds at which this delivery is overdue.
+        emitted: what `emit` has taken so far.
     """
 
-    __slots__ = ("_record", "deadline_ms", "partition", "payload", "topic")
+    __slots__ = ("_record", "deadline_ms", "emitted", "partition", "payload", "topic")
 
     def __init__(self, payload: T, record: Record, topic: str, partition: int, deadline_ms: int) -> None:
         self.payload = payload
@@ -66,6 +69,27 @@ class Delivery(Generic[T]):
         self.topic = topic
         self.partition = partition
         self.deadline_ms = deadline_ms
+        self.emitted: tuple[Emitted, ...] = ()
+
+    def emit(
+        self,
+        topic: str,
+        key: bytes | None = None,
+        value: bytes | None = None,
+        headers: Sequence[tuple[str, bytes | None]] = (),
+    ) -> None:
+        """Publish a record together with the success of this delivery; nothing is sent otherwise.
+
+        It leaves when the outcome is settled, in the order of the lane, to the partition of its key (as the
+        Java client partitions). With `replication = "changelog"` it is part of the settling transaction, so a
+        reader with `isolation.level=read_committed` sees it exactly once. With `local` it is sent at least
+        once; a second copy has the same `laneway-forward-id` header.
+
+        Raises:
+            TypeError: the topic is no text, or key, value or a header are no bytes.
+            ValueError: a topic name that Kafka does not allow, or a header name that is ours (`laneway-`).
+        """
+        self.emitted = (*self.emitted, emitted_of(topic, key, value, headers))
 
     @property
     def message_id(self) -> str:
@@ -287,7 +311,10 @@ class Processor:
             except ValidationError as error:
                 return invalid_payload(places(error, reader.names()))
             # Outside the `try` above: a ValidationError of the handler's own says nothing of our payload.
-            answer = self._handler(Delivery(payload, record, topic, partition, deadline_ms))
+            delivery = Delivery(payload, record, topic, partition, deadline_ms)
+            answer = self._handler(delivery)
+            if delivery.emitted:
+                return msgspec.structs.replace(_outcome(answer), emitted=delivery.emitted)
             if answer is None:
                 return ACK
             if type(answer) is str:
@@ -313,7 +340,9 @@ class Processor:
 
 
 def _outcome(answer: object) -> Outcome:
-    """What a handler's answer means when it is neither None nor plain text."""
+    """What a handler's answer means."""
+    if answer is None:
+        return ACK
     if isinstance(answer, Ack):
         key = answer.result_key
         return ACK if key is None else _outcome(key)

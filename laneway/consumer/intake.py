@@ -19,7 +19,7 @@ from laneway.consumer.kafka.errors import ErrorClass, classify, kafka_errors, to
 from laneway.consumer.ownership import Ownership, resume
 from laneway.consumer.partition import Partition, State
 from laneway.errors import RefusedError
-from laneway.lanes.command import read_command
+from laneway.lanes.command_record import read_command
 from laneway.lanes.envelope import Envelope
 from laneway.lanes.failures import HandlerSignal, read_again_ms
 from laneway.lanes.forward import read_retry

@@ -173,9 +173,11 @@ class Partition:
         return self.names.retry if channel is Channel.RETRY else self.names.commands
 
     def target_of(self, forward: Forward) -> tuple[str, int | None]:
-        """Topic and partition of a forward; review news go where their key leads."""
+        """Topic and partition of a forward; review news and what handlers emit go where their key leads."""
         if forward.kind is ForwardKind.REVIEW:
             return self.names.review, None
+        if forward.kind is ForwardKind.EMITTED:
+            return forward.topic, None
         name = self.names.retry if forward.kind is ForwardKind.RETRY else self.names.dlq
         return name, self.home.partition
 

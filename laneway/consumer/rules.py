@@ -12,7 +12,6 @@ from laneway.lanes.admission import Order
 from laneway.lanes.envelope import Envelope, EnvelopeRules
 from laneway.lanes.settling import Rules
 
-
 HAND_OVER_CUTS: Final = 5
 """A worker stops handing over when so many times `max_in_flight` is settled and not committed, so a worker
 elsewhere cannot have handed over more than that beyond its last cycle (holes of the log not counted)."""

@@ -1,9 +1,9 @@
 """The command: what an operator wants done to a case, a lane or the partition.
 
 It travels on the commands topic to the lane's owner, so it is ordered with the work and needs no access to
-the worker's disk. What may live here: the value, reading it, and the table of what each action needs. Whether
-it fits what the ledger knows now is `resolving`'s business. Who may command is decided by who may write to
-the topic; the actor's name is a claim, kept for the audit.
+the worker's disk. What may live here: the value, and the table of what each action needs. Whether it fits
+what the ledger knows now is `resolving`'s business. Who may command is decided by who may write to the topic;
+the actor's name is a claim, kept for the audit.
 """
 
 from __future__ import annotations
@@ -12,11 +12,6 @@ from collections.abc import Mapping
 from typing import Final
 
 import msgspec
-
-from laneway.lanes.envelope import MAX_TEXT_BYTES
-from laneway.lanes.failures import bounded
-from laneway.lanes.forward import Home
-from laneway.lanes.record import Record
 
 COMMAND_FORMAT: Final = 1
 
@@ -85,58 +80,6 @@ class Command(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, f
         return ACTIONS[self.action]
 
 
-_decoder: Final = msgspec.json.Decoder(Command)
-
-
 def encode_command(command: Command) -> bytes:
     """The value of the record that carries it."""
     return msgspec.json.encode(command)
-
-
-def read_command(record: Record, home: Home) -> None:
-    """Fill a record of the commands topic from its value.
-
-    Sets `record.command`, `lane` and `message_id`, or `record.fault` when it is none for this owner.
-    """
-    record.command = None
-    record.fault = ""
-    try:
-        command = _decoder.decode(record.value or b"")
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        record.fault = "broken-command"
-        return
-    record.fault = _fault(command, home)
-    if record.fault:
-        return
-    record.command = msgspec.structs.replace(
-        command, actor=bounded(command.actor), reason=bounded(command.reason)
-    )
-    record.message_id = command.command_id
-    record.lane = command.lane
-
-
-def _fault(command: Command, home: Home) -> str:
-    """Why a command that can be read is none for this owner, in a fixed word; "" when it is one."""
-    if command.format != COMMAND_FORMAT or command.action not in ACTIONS:
-        return "unknown-command"
-    if (command.group, command.topic, command.partition) != (home.group, home.topic, home.partition):
-        return "foreign-command"
-    rule = command.rule
-    texts = (command.command_id, command.lane, command.case_id, command.result_key or "")
-    if not command.command_id or any(_is_hostile(text) for text in texts):
-        return "broken-command"
-    if rule.needs_case and not (command.case_id and command.lane):
-        return "broken-command"
-    if command.lane and command.lane[0] not in "ke":
-        return "broken-command"
-    if any(getattr(command, name) is None for name in rule.fields):
-        return "broken-command"
-    return ""
-
-
-def _is_hostile(text: str) -> bool:
-    """Whether the ledger could not store it, or nobody could have meant it."""
-    try:
-        return len(text.encode()) > MAX_TEXT_BYTES + 1
-    except UnicodeEncodeError:
-        return True

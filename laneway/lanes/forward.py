@@ -16,6 +16,7 @@ from laneway.lanes.case import Case
 from laneway.lanes.envelope import MAX_TEXT_BYTES
 from laneway.lanes.lane import Raw
 from laneway.lanes.record import Channel, Headers, Record, keyed_lane, lane_of_one
+from laneway.lanes.verdict import Emitted
 
 FORMAT = "1"
 PREFIX = "laneway-"
@@ -27,6 +28,7 @@ class ForwardKind(IntEnum):
     RETRY = 1
     DLQ = 2
     REVIEW = 3
+    EMITTED = 4
 
 
 class Forward(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -37,6 +39,7 @@ class Forward(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
         channel, offset: the position it settles; offset is -1 when no offset hangs on it
             (a released follower's was committed when it was parked).
         order_key: later forwards with the same order key wait behind this one; "" for none.
+        topic: of an emitted record; the others have theirs by their kind.
     """
 
     kind: ForwardKind
@@ -47,6 +50,7 @@ class Forward(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     channel: Channel
     offset: int
     order_key: str = ""
+    topic: str = ""
 
 
 class Home(msgspec.Struct, frozen=True):
@@ -149,6 +153,35 @@ class Forwarder:
             ("payload-sha256", hashlib.sha256(record.value or b"").hexdigest()),
         ]
         return self._forward(ForwardKind.DLQ, record, own, attempt, case_id)
+
+    def emitted(self, record: Record, number: int, emitted: Emitted) -> Forward:
+        """A record that the handler wants published; those of a lane go out in the lane's order.
+
+        Args:
+            number: which one of this delivery's; with it the id is the same after any crash.
+        """
+        home = self._home
+        forward_id = self._forward_id("emitted", record.origin_offset, record.attempt, str(number))
+        own = [
+            ("format", FORMAT),
+            ("kind", "emitted"),
+            ("forward-id", forward_id),
+            ("group", home.group),
+            ("origin-topic", home.topic),
+            ("origin-partition", str(home.partition)),
+            ("origin-offset", str(record.origin_offset)),
+        ]
+        return Forward(
+            kind=ForwardKind.EMITTED,
+            forward_id=forward_id,
+            key=emitted.key,
+            value=emitted.value,
+            headers=emitted.headers + _encoded(own),
+            channel=record.channel,
+            offset=-1 if record.parked else record.offset,
+            order_key=record.lane,
+            topic=emitted.topic,
+        )
 
     def news(self, case: Case, record: Record, *, event: str, resolution: str | None, now_ms: int) -> Forward:
         """A case was opened or closed; keyed by case id, in order with the case's other news.

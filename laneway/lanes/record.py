@@ -7,12 +7,9 @@ more than the rules themselves. Nothing here decides anything.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import TYPE_CHECKING
 
+from laneway.lanes.command import Command
 from laneway.lanes.effect import Effect
-
-if TYPE_CHECKING:
-    from laneway.lanes.command import Command
 
 Headers = tuple[tuple[str, bytes | None], ...]
 

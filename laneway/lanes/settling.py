@@ -76,6 +76,8 @@ class Settling:
         match verdict:
             case Ack():
                 done, after = self._succeeded(record, verdict.result_key, lane, now_ms)
+                for number, emitted in enumerate(outcome.emitted):
+                    done.forwards.append(self._forward.emitted(record, number, emitted))
             case Retry() if record.attempt - _base(record, lane) <= len(self._rules.delays_ms):
                 done, after = self._retry(record, verdict, lane, now_ms)
             case Retry():

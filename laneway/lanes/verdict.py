@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
+from laneway.lanes.record import Headers
+
 
 class Ack(msgspec.Struct, frozen=True, gc=False):
     """The effect happened; `result_key` says where its result lies."""
@@ -44,6 +46,15 @@ class Wait(msgspec.Struct, frozen=True):
     reason: str
 
 
+class Emitted(msgspec.Struct, frozen=True):
+    """A record that a handler wants published when its effect is settled, and only then."""
+
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+
+
 class Outcome(msgspec.Struct, frozen=True, gc=False):
     """One delivery's verdict with what may be kept about why.
 
@@ -52,6 +63,7 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
         error_class: qualified name of the exception's class, or "".
         fingerprint: of class and frames, the same for like errors; or "".
         detail: locations and types of validation errors, never a value.
+        emitted: what the handler wants published with its success.
     """
 
     verdict: Verdict | Wait
@@ -59,6 +71,7 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
     error_class: str = ""
     fingerprint: str = ""
     detail: str = ""
+    emitted: tuple[Emitted, ...] = ()
 
 
 ACK = Outcome(Ack())

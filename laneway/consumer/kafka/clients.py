@@ -71,7 +71,7 @@ def producer_config(settings: Settings, *, max_message_bytes: int | None = None)
     A topic's limit counts compressed bytes, the client's counts plain ones: what came compressed must fit
     again on its way back, so we compress too and leave the judgement to the broker.
     """
-    shared = {"compression.type": "zstd", **client_config(settings)}
+    shared = {"compression.type": "zstd", "partitioner": "murmur2_random", **client_config(settings)}
     if max_message_bytes is not None:
         shared.setdefault("batch.size", min(1_000_000, max_message_bytes))
         shared["message.max.bytes"] = 1_000_000_000

@@ -111,7 +111,7 @@ def test_an_offset_waits_for_what_was_emitted_from_it() -> None:
     ],
 )
 def test_a_mistake_in_emitting_is_the_handlers(arguments: Any, error: type[Exception]) -> None:
-    """What Kafka would not take is refused where it is said, before it could hold a settled effect's offset."""
+    """What Kafka would not take is refused where it is said, before it could hold the offset of an effect."""
     found: list[Exception] = []
 
     def handle(delivery: Delivery[Any]) -> None:

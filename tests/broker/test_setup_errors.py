@@ -7,10 +7,11 @@ there is no traceback, and the process ends in bounded time.
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -156,7 +157,10 @@ def test_an_unknown_key_is_refused_with_its_line_and_its_nearest_neighbour(setup
     refusal.says("lanes.workrs", "laneway.toml:9", "workers", code=2)
 
 
-@pytest.mark.parametrize("key", ["group.id", "enable.auto.commit", "isolation.level", "acks"])
+@pytest.mark.parametrize(
+    "key",
+    ["group.id", "enable.auto.commit", "isolation.level", "acks", "transactional.id", "enable.idempotence"],
+)
 def test_a_kafka_key_that_laneway_owns_is_refused_by_name(setup: Setup, key: str) -> None:
     """An owned Kafka key: exit 2, naming the key and why it is not the team's to set."""
     refusal = replace(setup, tables=f'[kafka]\n"{key}" = "true"').run()
@@ -167,6 +171,13 @@ def test_replication_must_be_written(setup: Setup) -> None:
     """Without `replication` it is not guessed: exit 2 and the line to write."""
     refusal = replace(setup, replication="").run()
     refusal.says("[ledger] replication has to be written", 'write replication = "local"', code=2)
+
+
+def test_review_of_unknown_outcomes_is_refused_without_a_changelog(setup: Setup) -> None:
+    """`on_unknown_outcome = "review"` with `local`: exit 2 with the line, what it needs, and the way out."""
+    local = 'replication = "local"\non_unknown_outcome = "review"'
+    refusal = replace(setup, bootstrap="127.0.0.1:1", replication=local).run()
+    refusal.says('needs replication = "changelog"', "laneway.toml:7", "take on_unknown_outcome out", code=2)
 
 
 def test_a_missing_configuration_file_is_named(setup: Setup) -> None:
@@ -281,6 +292,80 @@ def test_the_command_that_a_refusal_names_mends_it(setup: Setup, cluster: Cluste
     assert done.returncode == 0, done.stderr
     cluster.produce(setup.names.source, [job(1)])
     run_once(setup, cluster, 1)
+
+
+# --- the ledger topic ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def replicated(setup: Setup, cluster: Cluster) -> Setup:
+    """A set-up whose ledger follows its partitions, right but for the ledger topic."""
+    create_topics(cluster, setup.names, 2)
+    return replace(setup, replication='replication = "changelog"')
+
+
+def create_ledger_topic(
+    cluster: Cluster, names: Names, partitions: int = 2, spoilt: Mapping[str, str] | None = None
+) -> None:
+    """A ledger topic as it has to be, but for what is spoilt."""
+    configs = {**ROOM, "cleanup.policy": "compact", "delete.retention.ms": "604800000", **(spoilt or {})}
+    cluster.create_topic(f"{names.source}.{names.group}.ledger", partitions, configs)
+
+
+def test_a_missing_ledger_topic_is_refused_with_the_command_that_makes_it(
+    replicated: Setup, cluster: Cluster
+) -> None:
+    """`changelog` without its topic: exit 4; the command of the message makes it as it has to be."""
+    refusal = replicated.run()
+    ledger = f"{replicated.names.source}.{replicated.names.group}.ledger"
+    refusal.says("the ledger topic does not exist", ledger, code=4)
+    mend = shlex.split(refusal.message().partition("next: ")[2])
+    assert mend[0] == "laneway"
+    for words in ([*mend[1:], "-y"], ["topics", "check", "-c", "laneway.toml"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "laneway.cli.main", *words],
+            cwd=replicated.directory,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+    configs = cluster.topic_config(ledger)
+    assert (configs["cleanup.policy"], configs["delete.retention.ms"]) == ("compact", "604800000")
+    assert cluster.topics()[ledger] == 2
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "said", "mend"),
+    [
+        ({"cleanup.policy": "delete"}, "its cleanup.policy is delete", "cleanup.policy=compact"),
+        (
+            {"cleanup.policy": "compact,delete"},
+            "its cleanup.policy is compact,delete",
+            "cleanup.policy=compact",
+        ),
+        (
+            {"delete.retention.ms": "60000"},
+            "its delete.retention.ms is 60000",
+            "delete.retention.ms=604800000",
+        ),
+    ],
+)
+def test_a_ledger_topic_that_forgets_is_refused(
+    replicated: Setup, cluster: Cluster, spoilt: Mapping[str, str], said: str, mend: str
+) -> None:
+    """A ledger topic that would lose effects or tombstones: exit 4 and the mending command."""
+    create_ledger_topic(cluster, replicated.names, spoilt=spoilt)
+    replicated.run().says(said, f"--add-config {mend}", code=4)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_ledger_topic_of_another_partition_count_is_refused(
+    replicated: Setup, cluster: Cluster, count: int
+) -> None:
+    """Partition N of the changelog is the ledger of partition N: exit 4 where the counts differ (case 23)."""
+    create_ledger_topic(cluster, replicated.names, count)
+    replicated.run().says(f"it has {count} partitions", f"{replicated.names.group}.ledger", code=4)
 
 
 # --- the state directory -----------------------------------------------------------------------

@@ -93,7 +93,7 @@ class Transactions:
     Args:
         new_producer: makes one; its argument is told of every error of a connection.
         new_reader: makes a client that reads what is committed, and tells where a partition ends.
-        rights: the arguments of `kafka-acls` that this needs, for the message when they are missing.
+        prefix: of the transactional ids of the whole group, for the message when rights are missing.
         executor: one thread, for the calls that block.
         notice: called from it when a call has ended, to wake the owner.
 
@@ -108,11 +108,11 @@ class Transactions:
         new_producer: Callable[[Callable[[KafkaError], None]], Producer],
         new_reader: Callable[[], Consumer],
         *,
-        rights: str,
+        prefix: str,
         executor: Executor,
         notice: Callable[[], None],
     ) -> None:
-        self._rights = rights
+        self._prefix = prefix
         self.transactional_id = transactional_id
         self.is_suspect = False
         self._new_producer = new_producer
@@ -316,8 +316,8 @@ class Transactions:
         return UnreachableError(
             f"the cluster does not let this worker settle in transactions: {error.str()} ({error.name()})",
             where=where,
-            mend="grant Write and Describe on the transactional ids of the group, as `laneway topics plan` "
-            f"lists them: {self._rights}",
+            mend="kafka-acls --add --allow-principal User:... --operation Write --operation Describe "
+            f"--transactional-id {self._prefix} --resource-pattern-type prefixed",
         )
 
 

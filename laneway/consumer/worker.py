@@ -18,15 +18,15 @@ from collections.abc import Sequence
 from typing import Final
 
 from laneway.consumer.background import DaemonExecutor
-from laneway.consumer.committer import Answer, Committer
+from laneway.consumer.committer import Answer
 from laneway.consumer.intake import Intake
 from laneway.consumer.journal import Journal
 from laneway.consumer.kafka import clients
-from laneway.consumer.local_truth import LocalTruth
-from laneway.consumer.opening import LocalOpener
+from laneway.consumer.opening import LocalOpener, Opener
 from laneway.consumer.ownership import Ownership
 from laneway.consumer.partition import Partition, State
-from laneway.consumer.publisher import Publisher
+from laneway.consumer.replication import Changelog, Local, Replication
+from laneway.consumer.restore import ChangelogOpener
 from laneway.consumer.rules import envelope_of, rules_of, temporary_of
 from laneway.consumer.settings.model import Settings
 from laneway.consumer.settler import CrashPoint, Settler, no_crash
@@ -51,7 +51,6 @@ REVOKE_SHARE: Final = 5
 LOST_BUDGET_S: Final = 5.0
 CLOSE_S: Final = 10.0
 EXPIRE_EVERY_MS: Final = 1000
-EXPIRE_AT_ONCE: Final = 1000
 DEFAULT_MAX_POLL_MS: Final = 300_000
 
 
@@ -101,19 +100,38 @@ class Worker:
             partition_eof=True,
             on_commit=lambda error, places: answers.append((error, places)),
         )
-        self._committer = Committer(self._consumer, answers)
-        self._publisher = Publisher(clients.new_producer(settings, max_message_bytes=max_message_bytes))
-        # Two pools: opening many ledgers must not keep the live ones from their syncs.
-        self._executor = DaemonExecutor(4, "laneway-io")
+        # Two pools: opening many ledgers must not keep the live ones from their syncs, or their transactions.
         self._opener = DaemonExecutor(4, "laneway-open")
-        self._settler = Settler(
-            LocalTruth(
-                publisher=self._publisher,
-                committer=self._committer,
+        opener: Opener
+        if settings.ledger.replication == "changelog":
+            # One thread: a transaction has one call at a time.
+            self._executor = DaemonExecutor(1, "laneway-tx")
+            opener = ChangelogOpener(settings, state_dir, accept_empty_ledger=accept_empty_ledger)
+            self._replication: Replication = Changelog(
+                settings,
+                state_dir,
+                self._consumer,
+                lambda name, on_error: clients.new_transactional_producer(
+                    settings, name, max_message_bytes=max_message_bytes, error_cb=on_error
+                ),
+                lambda: clients.new_reader(settings, committed=True),
                 journal=journal,
                 executor=self._executor,
                 notice=self._workers.nudge,
-            ),
+            )
+        else:
+            self._executor = DaemonExecutor(4, "laneway-io")
+            opener = LocalOpener(state_dir, writer=self._writer, accept_empty_ledger=accept_empty_ledger)
+            self._replication = Local(
+                self._consumer,
+                answers,
+                clients.new_producer(settings, max_message_bytes=max_message_bytes),
+                journal=journal,
+                executor=self._executor,
+                notice=self._workers.nudge,
+            )
+        self._settler = Settler(
+            self._replication.strategy,
             max_ms=settings.cycle.max_ms,
             max_records=settings.cycle.max_records,
             crash_point=crash_point,
@@ -123,7 +141,7 @@ class Worker:
             settings.group,
             names,
             partitions,
-            LocalOpener(state_dir, writer=self._writer, accept_empty_ledger=accept_empty_ledger),
+            opener,
             self._opener,
             self._build_board,
             self._leave,
@@ -200,9 +218,10 @@ class Worker:
                 f"handlers were still running {passed}",
                 mend="their records come again, marked redelivered; raise --drain-timeout if that is normal",
             )
+        what, mend = self._replication.left_over
         return IncompleteError(
-            f"Kafka had not taken every offset and forward {passed}",
-            mend="nothing is lost: the ledger has them, and the next start sends them; is the cluster well?",
+            f"{what} {passed}",
+            mend=mend,
         )
 
     # -- a turn
@@ -295,13 +314,13 @@ class Worker:
                 if partition.ledger is None:
                     continue
                 if self._state_dir.exists(partition.topic, partition.partition):
-                    partition.ledger.expire(now_ms - self._settings.ledger.retention_ms, EXPIRE_AT_ONCE)
+                    self._replication.expire(partition.ledger, now_ms - self._settings.ledger.retention_ms)
                 else:
                     # Open files outlive their names: what is written now would be gone with the process.
                     partition.failure = LedgerError(
                         "the files of the ledger were removed while it was open",
                         where=f"{partition}, {self._state_dir.path}",
-                        mend="put the state directory back where it was before anything starts again",
+                        mend=self._replication.files_lost,
                     )
             self._report_overdue()
 
@@ -353,22 +372,19 @@ class Worker:
                 partition.board.stop()
         self._workers.recall()
         deadline = time.monotonic() + budget_s
-        self._committer.is_polled = False
+        self._replication.drain(begins=True)
         while True:
             now_ms = wall_ms()
             self._take_finished(now_ms)
             self._settler.advance(self._ownership.owned(), now_ms, urgent=True)
             running = any(p.board is not None and p.board.running for p in going)
-            settled = self._settler.idle and not any(
-                p.board is not None and p.failure is None and (p.board.pending or self._owes(p))
-                for p in going
-            )
+            settled = self._settler.is_through_with(going)
             if not running and settled:
                 break
             if time.monotonic() > deadline:
                 break
             self._workers.wait(BUSY_WAIT_S)
-        self._committer.is_polled = True
+        self._replication.drain(begins=False)
         failures = []
         for partition in going:
             try:
@@ -379,11 +395,6 @@ class Worker:
             raise failures[0]
         return settled and not self._ownership.lingering
 
-    @staticmethod
-    def _owes(partition: Partition) -> bool:
-        """Whether waiting a little longer would let Kafka follow the ledger."""
-        return not partition.lost and partition.is_behind()
-
     def _close(self) -> None:
         """Leave the group and end every thread, each within a bound: brokers may be down."""
         leaving = threading.Thread(target=self._consumer.close, name="laneway-close", daemon=True)
@@ -393,7 +404,7 @@ class Worker:
             log.warning(
                 "the group did not answer the goodbye within %g s; the session will time out", CLOSE_S
             )
-        self._publisher.close(CLOSE_S / 2)
+        self._replication.close(CLOSE_S / 2)
         self._workers.stop(0.1)
         for executor in (self._executor, self._opener):
             executor.shutdown()

@@ -16,7 +16,6 @@ from laneway.consumer.rules import envelope_of, temporary_of
 from laneway.consumer.settings.model import Settings
 from laneway.consumer.settler import CrashPoint, no_crash
 from laneway.consumer.worker import Worker
-from laneway.errors import ConfigError
 from laneway.pipeline import Pipeline
 from laneway.store.state_dir import StateDir
 
@@ -59,12 +58,7 @@ def build_worker(
         companions = [each.of(kind) for each in names for kind in topics.kinds_of(settings)]
         found = cluster.topics([*settings.sources, *companions])
     ids = {name: "" if topic.topic_id == _NO_ID else topic.topic_id for name, topic in found.items()}
-    if settings.ledger.replication == "changelog":
-        raise ConfigError(
-            "the worker of this release keeps its ledger on one machine only",
-            where="ledger.replication",
-            mend='write replication = "local"',
-        )
+    limits = [found[name].max_message_bytes for name in companions]
     return Worker(
         settings,
         pipeline,
@@ -83,7 +77,8 @@ def build_worker(
             settings.group,
             stdout=stdout,
         ),
-        max_message_bytes=max(found[name].max_message_bytes for name in companions),
+        # In a transaction a batch that is too large for its topic takes all the others with it.
+        max_message_bytes=min(limits) if settings.ledger.replication == "changelog" else max(limits),
         drain_timeout_s=drain_timeout_s,
         accept_empty_ledger=accept_empty_ledger,
         crash_point=crash_point,

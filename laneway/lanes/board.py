@@ -343,8 +343,9 @@ def _handed_before(opening: Opening, writer: str, slack: int) -> dict[Channel, i
     marks = dict(opening.handed_over)
     meta = opening.meta
     if meta is not None and meta.writer != writer:
-        for channel, offset in meta.handed_over.items():
-            marks[channel] = max(marks.get(channel, -1), offset + slack)
+        # A channel that its last cycle says nothing of may have been handed over from since.
+        for channel in Channel:
+            marks[channel] = max(marks.get(channel, -1), meta.handed_over.get(channel, -1) + slack)
     return marks
 
 

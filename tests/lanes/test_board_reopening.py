@@ -97,6 +97,28 @@ def test_a_retry_and_a_follower_are_marked_redelivered_too() -> None:
     ], "2 was handed out behind 1 in its first run"
 
 
+def test_what_another_machine_may_have_handed_over_is_marked_in_every_channel() -> None:
+    """Its disk is out of reach: what can be beyond its last cycle is marked, whatever that told of (S21)."""
+    driver = Driver(
+        Rules(hand_over_slack=1),
+        handler=lambda record: LATER if record.attempt == 1 and record.sequence == 1 else ACK,
+    )
+    driver.produce_many("a", 1)
+    driver.rest(wait=False)
+    driver.now_ms += 1000
+    driver.poll()
+    driver.hand_out()  # the retry, which no cycle has told of
+    driver.crash(lose_unsynced=True)
+    driver.produce_many("a", 2, 3)
+    driver.rest()
+    assert [(act.sequence, act.attempt, act.redelivered) for act in driver.acts] == [
+        (1, 1, False),
+        (1, 2, True),
+        (2, 1, True),
+        (3, 1, False),
+    ]
+
+
 def test_a_follower_that_was_never_seen_before_its_release_is_marked_when_it_comes_back() -> None:
     """Parked unseen, released, handed out, killed: now it is redelivered, before that it was not (S21)."""
     driver = Driver()

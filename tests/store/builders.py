@@ -7,7 +7,7 @@ from laneway.lanes.effect import Effect, EffectState
 from laneway.lanes.forward import Forward, ForwardKind
 from laneway.lanes.lane import Parked, Raw
 from laneway.lanes.record import Channel
-from laneway.lanes.view import ChannelMark, Meta
+from laneway.lanes.view import ChannelMark, Meta, PutParked
 from laneway.store.port import StoreIdentity
 
 IDENTITY = StoreIdentity("reminders", "invoices", 3)
@@ -33,6 +33,10 @@ def effect(state: EffectState = EffectState.SUCCEEDED, *, changed_ms: int = 1000
 def parked(message_id: str = "job-2", value: bytes | None = b"{}") -> Parked:
     raw = Raw(b"key", value, (("trace", b"\x00"), ("none", None)), 5)
     return Parked(message_id, "effect-2", 1, 2000, raw)
+
+
+def put_parked(*places: tuple[str, int, int]) -> list[PutParked]:
+    return [PutParked(place, parked(f"{place}")) for place in places]
 
 
 def case(case_id: str = "sequence-gap-1") -> Case:

@@ -24,8 +24,7 @@ from laneway.lanes.view import PutEffect, PutLane, PutParked
 from laneway.store import codec, rocks
 from laneway.store.ledger import Ledger
 from laneway.store.port import StoreIdentity
-from tests.store.builders import IDENTITY, effect, forward, meta
-from tests.store.test_contract import put_parked
+from tests.store.builders import IDENTITY, effect, forward, meta, put_parked
 
 ROOT = Path(__file__).parents[2]
 CYCLES = 50
@@ -102,8 +101,7 @@ import sys
 from pathlib import Path
 from laneway.lanes.view import PutEffect
 from laneway.store.ledger import Ledger
-from tests.store.builders import IDENTITY, effect, forward, meta
-from tests.store.test_contract import put_parked
+from tests.store.builders import IDENTITY, effect, forward, meta, put_parked
 from tests.store.test_durability import CYCLES, names
 
 ledger = Ledger.open(Path(sys.argv[1]), IDENTITY)

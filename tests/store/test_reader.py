@@ -14,8 +14,7 @@ from laneway.store import codec
 from laneway.store.ledger import Ledger
 from laneway.store.port import LedgerReading
 from laneway.store.reader import LedgerReader
-from tests.store.builders import IDENTITY, case, effect, meta
-from tests.store.test_contract import put_parked
+from tests.store.builders import IDENTITY, case, effect, meta, put_parked
 
 ROOT = Path(__file__).parents[2]
 

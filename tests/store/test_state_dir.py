@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import stat
 import subprocess
 import sys
@@ -11,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from laneway.errors import LanewayError, StateDirError, TopicError
+from laneway.errors import LanewayError, LedgerError, LedgerLockedError, StateDirError, TopicError
 from laneway.lanes.view import PutEffect
 from laneway.store import codec
 from laneway.store.files import free_bytes
+from laneway.store.reader import LedgerReader
 from laneway.store.state_dir import StateDir
 from tests.store.builders import effect, meta
 
@@ -150,6 +153,7 @@ CLAIM = """
 import sys
 from pathlib import Path
 from laneway.errors import StateDirError
+from laneway.store.reader import LedgerReader
 from laneway.store.state_dir import StateDir
 sys.stdin.readline()
 try:
@@ -250,4 +254,122 @@ def test_a_refusal_is_one_of_ours(path: Path) -> None:
     with pytest.raises(LanewayError) as caught:
         StateDir.claim(path, "reminders", "")
     assert caught.value.where
+    assert caught.value.mend
+
+
+def test_a_state_directory_has_an_id_of_its_own(path: Path, tmp_path: Path) -> None:
+    """The id is drawn once, is the same for all workers and inspections, and differs between directories."""
+    first = StateDir.claim(path, "reminders", "cluster-1")
+    assert re.fullmatch(r"[0-9a-f]{16}", first.state_id)
+    assert StateDir.claim(path, "reminders", "cluster-1").state_id == first.state_id
+    assert StateDir.inspect(path).state_id == first.state_id
+    assert StateDir.claim(tmp_path / "other", "reminders", "cluster-1").state_id != first.state_id
+
+
+def test_an_older_marker_gets_an_id_at_the_next_claim(path: Path) -> None:
+    """A directory of a release without ids keeps everything else, and keeps the id it is given."""
+    StateDir.claim(path, "reminders", "cluster-1").open_store("invoices", 0).close()
+    old = b'{"format":1,"group":"reminders","cluster_id":"cluster-1"}\n'
+    (path / "laneway.json").write_bytes(old)
+    assert StateDir.inspect(path).state_id == ""
+    with pytest.raises(StateDirError):
+        StateDir.claim(path, "others", "cluster-1")
+    assert (path / "laneway.json").read_bytes() == old, "a refusal changes nothing"
+    given = StateDir.claim(path, "reminders", "cluster-1").state_id
+    assert given
+    assert StateDir.claim(path, "reminders", "cluster-1").state_id == given
+    assert StateDir.inspect(path).list_stores() == [("invoices", 0)]
+
+
+SLOT = """
+import subprocess, sys
+from pathlib import Path
+from laneway.store.reader import LedgerReader
+from laneway.store.state_dir import StateDir
+slot = StateDir.inspect(Path(sys.argv[1])).worker_slot()
+handler = subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL)
+print(slot.number, handler.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_each_worker_of_a_directory_has_a_number_of_its_own(path: Path) -> None:
+    """Workers take the lowest free number; a killed worker's is free at once, though its programs live on."""
+    state = StateDir.claim(path, "reminders", "cluster-1")
+    with state.worker_slot() as zero, state.worker_slot() as one:
+        assert (zero.number, one.number) == (0, 1)
+        worker = subprocess.Popen(
+            [sys.executable, "-c", SLOT, str(path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
+        assert worker.stdout is not None
+        number, handler = map(int, worker.stdout.readline().split())
+        try:
+            assert number == 2
+            with state.worker_slot() as three:
+                assert three.number == 3
+            zero.release()
+            zero.release()
+            with state.worker_slot() as again:
+                assert again.number == 0
+            worker.kill()
+            worker.wait()
+            with state.worker_slot() as _, state.worker_slot() as two:
+                assert two.number == 2
+        finally:
+            worker.kill()
+            worker.communicate()
+            os.kill(handler, signal.SIGKILL)
+
+
+def test_a_store_moved_aside_makes_room_and_is_kept(path: Path) -> None:
+    """A store moved aside is whole in its new place with the reason beside it, and a new one begins empty."""
+    state = StateDir.claim(path, "reminders", "cluster-1")
+    ledger = state.open_store("invoices", 1)
+    ledger.apply([PutEffect("e", effect())], meta(), [])
+    ledger.close()
+    aside = state.move_aside("invoices", 1, "its changelog was made anew")
+    assert aside == path / "stores" / "invoices" / "1.aside-1"
+    assert "its changelog was made anew" in (aside / "laneway-aside.txt").read_text()
+    assert state.list_stores() == []
+    assert not state.exists("invoices", 1)
+    with LedgerReader(aside) as kept:
+        assert kept.effects(["e"]) == [effect()]
+    ledger = state.open_store("invoices", 1)
+    assert ledger.effects(["e"]) == [None]
+    ledger.close()
+    assert state.list_stores() == [("invoices", 1)]
+
+
+def test_a_bounded_number_is_kept_aside(path: Path) -> None:
+    """Of the stores of one partition moved aside the last two are kept; those of others are left alone."""
+    state = StateDir.claim(path, "reminders", "cluster-1")
+    for partition in (1, 11, 1, 1, 1):
+        state.open_store("invoices", partition).close()
+        state.move_aside("invoices", partition, "damaged")
+    state.open_store("invoices", 1).close()
+    names = sorted(store.name for store in (path / "stores" / "invoices").iterdir())
+    assert names == ["1", "1.aside-3", "1.aside-4", "11.aside-1"]
+
+
+def test_a_damaged_store_can_be_moved_aside_and_one_in_use_cannot(path: Path) -> None:
+    """What stands in the way of opening does not stand in the way of moving, but an owner does."""
+    state = StateDir.claim(path, "reminders", "cluster-1")
+    ledger = state.open_store("invoices", 1)
+    with pytest.raises(LedgerLockedError):
+        state.move_aside("invoices", 1, "damaged")
+    with pytest.raises(LedgerLockedError):
+        state.open_store("invoices", 1)
+    ledger.apply([], meta(), [])
+    ledger.close()
+    (path / "stores" / "invoices" / "1" / "CURRENT").write_text("MANIFEST-999999\n")
+    with pytest.raises(LedgerError):
+        state.open_store("invoices", 1)
+    state.move_aside("invoices", 1, "damaged")
+    state.open_store("invoices", 1).close()
+    with pytest.raises(StateDirError, match="cannot be moved aside") as caught:
+        state.move_aside("invoices", 7, "there is none")
     assert caught.value.mend

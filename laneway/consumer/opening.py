@@ -15,7 +15,7 @@ from typing import Protocol
 import msgspec
 
 from laneway.consumer.partition import Partition
-from laneway.errors import RefusedError
+from laneway.errors import LedgerFormatError, RefusedError
 from laneway.lanes.frontier import reopened
 from laneway.lanes.record import Channel
 from laneway.lanes.view import ChannelMark, Meta, Opening
@@ -51,6 +51,14 @@ class Opener(Protocol):
             LedgerLockedError: somebody still holds it; it is tried again.
             LanewayError: the partition cannot be taken live.
         """
+        ...
+
+    def is_store_of(self, partition: Partition, where: str) -> bool:
+        """Whether an error that names this place is about the store of this partition."""
+        ...
+
+    def found_damaged(self, partition: Partition, error: LedgerFormatError) -> None:
+        """The store of a partition was found damaged while it was at work; it is closed by now."""
         ...
 
 
@@ -98,6 +106,13 @@ class LocalOpener:
             ledger.close()
             raise
         return ledger, opening
+
+    def is_store_of(self, partition: Partition, where: str) -> bool:
+        """Whether it is the path of its store."""
+        return where == str(self._state_dir.store_path(partition.topic, partition.partition))
+
+    def found_damaged(self, partition: Partition, error: LedgerFormatError) -> None:
+        """It stays where it is: what can be read of it is all there is."""
 
     def _refuse_empty(self, partition: Partition) -> None:
         committed = partition.committed[Channel.SOURCE]

@@ -30,7 +30,7 @@ from laneway.consumer.opening import Opened, Opener
 from laneway.consumer.partition import Partition, State, Unpublished
 from laneway.consumer.shape import other_count
 from laneway.consumer.topics import TopicNames
-from laneway.errors import LanewayError, LedgerError, LedgerLockedError, RefusedError
+from laneway.errors import LanewayError, LedgerError, LedgerFormatError, LedgerLockedError, RefusedError
 from laneway.lanes.board import Board
 from laneway.lanes.forward import Home
 from laneway.lanes.record import Channel
@@ -181,7 +181,7 @@ class Ownership:
                 place = (partition.topic, partition.partition)
                 self._kept[place] = (ledger, time.monotonic() + KEEP_OPEN_S)
             else:
-                ledger.close()
+                self._shut(partition, ledger)
 
     def close(self) -> None:
         """Close what is open without an owner. The process ends, and nobody asks `advance` any more."""
@@ -191,6 +191,20 @@ class Ownership:
                 with suppress(LedgerError):
                     future.result()[0].close()
         self._opening.clear()
+
+    def blame(self, error: LanewayError) -> None:
+        """What ends the worker may be the damaged store of one partition: then that one has failed by it."""
+        if isinstance(error, LedgerFormatError):
+            for partition in self._owned.values():
+                if partition.failure is None and self._opener.is_store_of(partition, error.where):
+                    partition.failure = error
+
+    def _shut(self, partition: Partition, ledger: LedgerStore) -> None:
+        try:
+            ledger.close()
+        finally:
+            if isinstance(partition.failure, LedgerFormatError) and partition.board is not None:
+                self._opener.found_damaged(partition, partition.failure)
 
     def _may_keep(self, partition: Partition) -> bool:
         """Whether the next assignment may have it again, of a group that takes all to give it anew."""
@@ -213,8 +227,8 @@ class Ownership:
             if partition.board is None or not partition.board.running:
                 self._lingering.remove(partition)
                 if partition.ledger is not None:
-                    partition.ledger.close()
-                    partition.ledger = None
+                    ledger, partition.ledger = partition.ledger, None
+                    self._shut(partition, ledger)
 
     # -- callbacks; they run inside poll
 

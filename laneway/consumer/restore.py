@@ -145,6 +145,14 @@ class ChangelogOpener:
         self._tell_passed_over(partition, opening)
         return ledger, opening
 
+    def is_store_of(self, partition: Partition, where: str) -> bool:
+        """Whether it is the path of its store."""
+        return where == str(self._state_dir.store_path(partition.topic, partition.partition))
+
+    def found_damaged(self, partition: Partition, error: LedgerFormatError) -> None:
+        """Out of the way with it: an opening sees only the damage that it meets, not that of every block."""
+        self._move_aside(partition, partition.names.ledger, f"it is damaged: {error.what}")
+
     # -- look
 
     def _look(self, partition: Partition) -> Changelog:
@@ -197,7 +205,9 @@ class ChangelogOpener:
         """The ledger of this machine and how far it goes; a new one in its place when it does not fit."""
         topic, number = partition.topic, partition.partition
         if ledger is not None and not self._state_dir.exists(topic, number):
-            ledger.close()  # its files were removed while it was open
+            # Its files were removed while it was open.
+            with suppress(LedgerError):
+                ledger.close()
             ledger = None
         if ledger is None:
             ledger = self._state_dir.open_store(topic, number)
@@ -224,6 +234,10 @@ class ChangelogOpener:
         if ledger is not None:
             with suppress(LedgerError):
                 ledger.close()
+        self._move_aside(partition, str(changelog), why)
+        return self._state_dir.open_store(partition.topic, partition.partition)
+
+    def _move_aside(self, partition: Partition, changelog: str, why: str) -> None:
         aside = self._state_dir.move_aside(partition.topic, partition.partition, why)
         log.warning(
             "%s: the stored ledger is moved aside to %s and rebuilt from %s: %s",
@@ -232,7 +246,6 @@ class ChangelogOpener:
             changelog,
             why,
         )
-        return self._state_dir.open_store(partition.topic, partition.partition)
 
     def _refuse_truncated(self, partition: Partition, changelog: Changelog) -> None:
         # Compaction removes records and leaves the start of the log where it is.

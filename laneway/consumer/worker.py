@@ -199,6 +199,8 @@ class Worker:
     def _end(self, failure: LanewayError | None) -> bool:
         """Drain, leave the group, end every thread; returns whether nothing was left running."""
         self._shape.stop()
+        if failure is not None:
+            self._ownership.blame(failure)
         drained = False
         try:
             drained = self._drain(self._ownership.owned(), self._drain_timeout_s)

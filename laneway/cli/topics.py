@@ -41,7 +41,8 @@ def plan(
     """Print the topics, their settings and the least rights a worker needs; changes nothing.
 
     With replication = "changelog" that is the compacted ledger topic of each source too, and the right to
-    transactions whose id begins with laneway-GROUP-. Each line of ACLS completes a `kafka-acls.sh` command.
+    transactions whose id begins with laneway-GROUP-. Each line of ACLS completes a `kafka-acls.sh` command;
+    topics that a handler emits to need Write besides, and brokers before 2.8 IdempotentWrite on the cluster.
     """
     loaded = options.load_settings(
         config, sets, bootstrap=bootstrap, group=group, sources=sources, inspect=True

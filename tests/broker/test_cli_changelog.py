@@ -284,17 +284,21 @@ def test_a_long_reading_tells_how_far_it_is(writer: Writer, monkeypatch: pytest.
 
 
 def test_lists_show_what_was_committed_only(writer: Writer, tmp_path: Path) -> None:
-    """Retries, cases and offsets of transactions: each once if committed, never if aborted."""
+    """Retries, cases and offsets of transactions: each once if committed, never if aborted.
+
+    Case 41: a partition without a commit shows null, and its lag counts from the log's start.
+    """
     companion = f"{writer.names.source}.{writer.names.group}"
     writer.forward(f"{companion}.retry", [retry(writer.names, 1)], commit=False)
     writer.forward(f"{companion}.retry", [retry(writer.names, 2)])
     writer.forward(f"{companion}.review", [opened(writer.names, "case-1")])
     writer.forward(f"{companion}.review", [opened(writer.names, "case-2")], commit=False)
     writer.commit_offset(1, CommitNote(parked=4))
+    writer.forward(writer.names.source, [Outgoing(b"x", partition=1)])
     assert [item["effect_key"] for item in asked(writer, tmp_path, "retry", "list").items] == ["effect-2"]
     assert [item["case"] for item in asked(writer, tmp_path, "review", "list").items] == ["case-1"]
     assert asked(writer, tmp_path, "review", "show", "case-1").code == 0
     assert asked(writer, tmp_path, "review", "show", "case-2").code == 4
     rows = asked(writer, tmp_path, "offsets", "show").items
-    told = [(row["partition"], row["committed"], row["parked"]) for row in rows]
-    assert told == [(0, 1, 4), (1, None, None), (2, None, None)]
+    told = [(row["partition"], row["committed"], row["parked"], row["lag"] > 0) for row in rows]
+    assert told == [(0, 1, 4, False), (1, None, None, True), (2, None, None, False)]

@@ -112,6 +112,17 @@ def changelogs(
     return Changelogs({place: marks[place] for place in wanted}, source, as_of_ms)
 
 
+def entries(
+    settings: Settings, found: Changelogs, *, timeout_s: float, told: Told = lambda _: None
+) -> Iterator[tuple[Partition, bytes | None, bytes | None]]:
+    """All entries with their ledger partition, in the order of each; None for a value is a tombstone.
+
+    Raises:
+        IncompleteError: the deadline passed before every end was reached.
+    """
+    return _told(settings, found.spans, timeout_s, told)
+
+
 def effect_values(
     settings: Settings,
     found: Changelogs,

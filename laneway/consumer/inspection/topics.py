@@ -205,6 +205,11 @@ class _Reading:
         )
 
 
+def stored(message: Message) -> StoredRecord:
+    """A message of a consumer as the record that it is."""
+    return _stored(*_place_of(message), message)
+
+
 def _place_of(message: Message) -> tuple[Partition, int]:
     topic, number, offset = message.topic(), message.partition(), message.offset()
     assert topic is not None and number is not None and offset is not None, "it came from a partition"

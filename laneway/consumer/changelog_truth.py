@@ -32,7 +32,7 @@ from laneway.consumer.notices import Notices
 from laneway.consumer.partition import Partition, State
 from laneway.consumer.settler import Again, Cycle, PartCycle, Step
 from laneway.consumer.transactions import Answer, Fate, Offsets, Report
-from laneway.errors import LanewayError
+from laneway.errors import KafkaClientError, LanewayError
 from laneway.lanes.record import Channel
 from laneway.lanes.view import PutEffect
 from laneway.store.port import Change, ChangelogMark
@@ -46,6 +46,7 @@ FLUSH_LIMIT_MS: Final = 15_000
 SAY_EVERY_MS: Final = 10_000
 EXPIRE_EVERY_MS: Final = 1_000
 EXPIRE_AT_ONCE: Final = 1_000
+MOST_FENCED: Final = 10
 _ENDING: Final = frozenset({ErrorClass.TOO_LARGE, ErrorClass.MISSING, ErrorClass.UNAUTHORISED})
 """What no later try mends when it befalls the changelog itself."""
 
@@ -119,6 +120,7 @@ class ChangelogTruth:
         self._again_ms = 0
         self._wait_ms = AGAIN_MS
         self._said_ms = 0
+        self._fenced = 0
         self._expired_ms: dict[Partition, int] = {}
         self._misfits = Misfits()
 
@@ -246,7 +248,7 @@ class ChangelogTruth:
 
     # 5
     def _tell(self, cycle: Cycle) -> bool | Again:
-        self._wait_ms = AGAIN_MS
+        self._wait_ms, self._fenced = AGAIN_MS, 0
         for part in cycle.parts:
             if part.cut is not None:
                 self._journal.settled(part.partition, part.cut.settlements)
@@ -405,10 +407,23 @@ class ChangelogTruth:
         if error is not None:
             if by_code(error) in _ENDING:
                 raise to_laneway(error, "the transaction that settles", "run `laneway topics check`")
+            self._count_fenced(error)
             self._say(f"a transaction was given up ({answer.text}); its cycle goes again", cycle.now_ms)
         self._undo = Fate.RENEW if answer.fate is Fate.RENEW else Fate.ABORT
         self._rest(cycle.now_ms)
         return Again.FROM_THE_START
+
+    def _count_fenced(self, error: KafkaError) -> None:
+        """A transaction that took too long is fenced once in a while; two workers of one name, for ever."""
+        if by_code(error) is not ErrorClass.FENCED:
+            return
+        self._fenced += 1
+        if self._fenced >= MOST_FENCED:
+            raise KafkaClientError(
+                f"{self._fenced} transactions in a row were fenced: another worker has the same name",
+                where=f"instance_id or state_dir: {error.str()}",
+                mend="give each worker an instance_id of its own, or none; and never copy a state directory",
+            )
 
     def _undone(self, now_ms: int) -> bool:
         """Bring the producer to where a transaction may begin: abort, or take a new one."""

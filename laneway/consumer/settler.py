@@ -144,11 +144,18 @@ class Settler:
             return False
         return bool(partition.board.pending) or (not partition.lost and partition.is_behind())
 
-    def is_through_with(self, partitions: Sequence[Partition]) -> bool:
-        """Whether no cycle has anything of these partitions under way, and they owe nothing more."""
+    def is_through_with(self, partitions: Sequence[Partition], *, to_the_end: bool) -> bool:
+        """Whether no cycle has anything of these partitions under way, and they owe nothing more.
+
+        Args:
+            to_the_end: what is held back because nobody takes it counts, too.
+        """
         under_way = [] if self._cycle is None else [part.partition for part in self._cycle.parts]
         busy = any(p in under_way and self._strategy.takes(p) for p in partitions)
-        return not busy and not any(map(self.owes, partitions))
+        held_back = to_the_end and any(
+            p.board is not None and p.failure is None and p.board.held_back for p in partitions
+        )
+        return not (busy or held_back or any(map(self.owes, partitions)))
 
     def _begin(self, partitions: Iterable[Partition], now_ms: int, urgent: bool) -> None:
         owned = [

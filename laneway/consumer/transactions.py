@@ -33,6 +33,8 @@ READ_POLL_S: Final = 0.2
 READ_POLLS: Final = 10
 _PASSES: Final = frozenset({ErrorClass.UNREACHABLE, ErrorClass.RETRIABLE, ErrorClass.FENCED})
 _OF_RECORDS: Final = frozenset({ErrorClass.TOO_LARGE, ErrorClass.MISSING, ErrorClass.REFUSED_CONFIG})
+_BROKEN: Final = frozenset({KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._SSL})
+_STATE, _UP = "in state ", "in state UP"
 _MAGIC: Final = b"CGMDv2:"
 _GENERATION: Final = struct.Struct("=i")
 _NOT_ITS_OWN: Final = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT, KafkaError._STATE})
@@ -180,7 +182,7 @@ class Transactions:
 
         DONE means that nothing of the one before can land any more, and that what it left open is aborted.
         """
-        self._is_ready = self._is_open = False
+        self._is_ready = self._is_open = self.is_suspect = False
         self._begin_call(self._renewed)
 
     def flush(self) -> None:
@@ -306,8 +308,11 @@ class Transactions:
         # Reading went past it, and it was not shown: it was aborted.
         return Answer(Fate.ABORT) if at > offset else None
 
-    def _on_error(self, _: KafkaError) -> None:
-        self.is_suspect = True
+    def _on_error(self, error: KafkaError) -> None:
+        # Called inside poll and flush. A connection that was refused has lost no request.
+        text = error.str()
+        if error.code() in _BROKEN and (_UP in text or _STATE not in text):
+            self.is_suspect = True
 
     def _refused(self, error: KafkaError) -> LanewayError:
         where = f"transactional id {self.transactional_id}"

@@ -203,7 +203,7 @@ class Worker:
             self._ownership.blame(failure)
         drained = False
         try:
-            drained = self._drain(self._ownership.owned(), self._drain_timeout_s)
+            drained = self._drain(self._ownership.owned(), self._drain_timeout_s, to_the_end=True)
         except LanewayError as error:
             if failure is None:
                 raise
@@ -359,8 +359,12 @@ class Worker:
             partition.lost = lost
         self._drain(going, LOST_BUDGET_S if lost else self._revoke_budget_s)
 
-    def _drain(self, going: Sequence[Partition], budget_s: float) -> bool:
+    def _drain(self, going: Sequence[Partition], budget_s: float, *, to_the_end: bool = False) -> bool:
         """Let what runs finish, and settle it; start nothing.
+
+        Args:
+            to_the_end: wait for what cannot be published now, too. A group that waits for this worker is
+                not kept: the next owner does it again.
 
         Returns:
             Whether all of it ended, and Kafka was told.
@@ -380,7 +384,7 @@ class Worker:
             self._take_finished(now_ms)
             self._settler.advance(self._ownership.owned(), now_ms, urgent=True)
             running = any(p.board is not None and p.board.running for p in going)
-            settled = self._settler.is_through_with(going)
+            settled = self._settler.is_through_with(going, to_the_end=to_the_end)
             if not running and settled:
                 break
             if time.monotonic() > deadline:

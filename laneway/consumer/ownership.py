@@ -151,9 +151,9 @@ class Ownership:
                 "(session.timeout.ms)",
                 self._group,
             )
-        is_beside_live = bool(self._opening) and bool(self.live())
+        is_beside_work = bool(self._opening) and any(p.board and p.board.in_memory for p in self.live())
         for partition, future in list(self._opening.items()):
-            partition.opens_beside_live = is_beside_live
+            partition.opens_beside_work = is_beside_work
             if not future.done():
                 continue
             del self._opening[partition]

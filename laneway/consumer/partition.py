@@ -87,7 +87,7 @@ class Partition:
         moved_ms: when the committable source offset last moved.
         assigned_s: monotonic seconds of the assignment.
         restore: how the ledger is brought up to date with its changelog; None where it follows none.
-        opens_beside_live: others of the process are at work while this one's ledger is opened.
+        opens_beside_work: others of the process have records in hand while this one's ledger is opened.
         changelog_next: the offset of the changelog that the restore has come to.
         is_worker_commit: a worker of the group wrote the committed offset, nobody by hand.
         lost: the group gave it away without asking; nothing is published or committed any more.
@@ -109,7 +109,7 @@ class Partition:
         "moved_ms",
         "names",
         "noted_ms",
-        "opens_beside_live",
+        "opens_beside_work",
         "outbox",
         "paused",
         "published",
@@ -150,7 +150,7 @@ class Partition:
         self.assigned_s = time.monotonic()
         self.restore: RestoreProgress | None = None
         self.changelog_next = 0
-        self.opens_beside_live = False
+        self.opens_beside_work = False
         self.told_locked = False
 
     @property

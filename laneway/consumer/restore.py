@@ -47,9 +47,11 @@ from laneway.store.state_dir import StateDir
 
 log = logging.getLogger("laneway")
 
-BATCH: Final = 5000
+BATCH: Final = 2000
 POLL_S: Final = 0.05
 """Of one read. The client waits for a whole batch, so this is also what the last one costs."""
+BESIDE_WORK_PER_S: Final = 75_000
+"""Entries of all restores while other partitions have work: they share one interpreter, and go first."""
 BULK: Final = 100_000
 """From so many offsets on the write-ahead log is spared, for a flush at the end."""
 TELL_EVERY_S: Final = 2.0
@@ -113,6 +115,7 @@ class ChangelogOpener:
         self._accept_empty_ledger = accept_empty_ledger
         self._describe = describe or self._described
         self._no_progress_s = no_progress_s
+        self._restoring: set[Partition] = set()
 
     def has_ledger(self, topic: str, number: int) -> bool:
         """Whether anything was ever written to its changelog."""
@@ -126,6 +129,7 @@ class ChangelogOpener:
             changelog = self._look(partition)
             if changelog.end == 0:
                 self._refuse_empty(partition, changelog)
+            self._restoring.add(partition)
             try:
                 ledger, mark = self._fitting(partition, ledger, changelog)
                 opening = self._restore(partition, ledger, changelog, mark)
@@ -135,6 +139,8 @@ class ChangelogOpener:
                 # What is written into a damaged store is as good as lost; the changelog has it all.
                 ledger = self._anew(partition, ledger, changelog, f"it is damaged: {error.what}")
                 opening = self._restore(partition, ledger, changelog, None)
+            finally:
+                self._restoring.discard(partition)
             if opening.meta is None:
                 self._refuse_empty(partition, changelog)
         except BaseException:
@@ -297,6 +303,8 @@ class ChangelogOpener:
             ledger.begin_restore()
         for changes in self._read(partition, changelog, progress):
             ledger.apply_changes(changes, ChangelogMark(changelog.topic_id, progress.position, current_ms))
+            if partition.opens_beside_work:
+                time.sleep(len(changes) * len(self._restoring) / BESIDE_WORK_PER_S)
         if bulk:
             ledger.end_restore()
         done = ChangelogMark(changelog.topic_id, progress.position, changelog.looked_ms)

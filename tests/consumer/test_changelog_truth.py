@@ -1,0 +1,502 @@
+"""The steps of `changelog`: one transaction or nothing, whatever goes wrong between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, cast
+
+import pytest
+from confluent_kafka import KafkaError
+
+from laneway.consumer.changelog_truth import MOST_FENCED, ChangelogTruth
+from laneway.consumer.journal import Journal
+from laneway.consumer.partition import Partition, State
+from laneway.consumer.settler import Settler
+from laneway.consumer.topics import TopicNames
+from laneway.consumer.transactions import Answer, Fate
+from laneway.errors import KafkaClientError, LedgerError
+from laneway.lanes.board import Board
+from laneway.lanes.canonical import payload_hash
+from laneway.lanes.envelope import Envelope, EnvelopeRules
+from laneway.lanes.forward import Home
+from laneway.lanes.record import Channel, Record, keyed_lane
+from laneway.lanes.settlement import Settlement
+from laneway.lanes.settling import Rules
+from laneway.lanes.verdict import ACK, Outcome, Reject
+from laneway.store import codec
+from laneway.store.memory import MemoryLedger
+from laneway.store.port import Change, ChangelogMark
+from tests.consumer.fake_transactions import (
+    FENCED,
+    STALE,
+    TIMED_OUT,
+    FakeMembership,
+    FakeTransactions,
+    failed,
+)
+from tests.lanes.driver import value_of
+
+NAMES = TopicNames("invoices", "retry", "commands", "dlq", "review", "ledger")
+TOO_LARGE = failed(KafkaError.MSG_SIZE_TOO_LARGE)
+MISSING = failed(KafkaError.UNKNOWN_TOPIC_OR_PART)
+REJECTED = Outcome(Reject("bad"), "permanent-failure")
+RETENTION_MS = 1_000_000
+
+
+class Told:
+    """A journal that remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, int, int]] = []
+
+    def settled(self, place: Partition, settlements: Iterable[Settlement]) -> None:
+        """Outcomes are true."""
+        self.lines += [("saved", place.partition, done.record.offset) for done in settlements]
+
+    def acked(self, place: Partition, settlements: Iterable[Settlement]) -> None:
+        """The broker was told."""
+        self.lines += [("acked", place.partition, done.record.offset) for done in settlements]
+
+    def flush(self) -> None:
+        """Nothing is kept back."""
+
+
+class WatchedLedger(MemoryLedger):
+    """A ledger that must never be ahead of the committed changelog."""
+
+    def __init__(self, transactions: FakeTransactions, number: int) -> None:
+        super().__init__()
+        self._transactions = transactions
+        self._number = number
+        self.fails = False
+
+    def apply_changes(self, changes: Any, mark: ChangelogMark) -> None:
+        """Take what was committed, and nothing else."""
+        log = self._transactions.logs["ledger", self._number]
+        there = [(stored.key, stored.value) for stored in log]
+        assert there[-len(changes) :] == list(changes), "the ledger is ahead of its changelog"
+        assert mark.next_offset == log[-1].offset + 1
+        if self.fails:
+            raise LedgerError("the disk is full")
+        super().apply_changes(changes, mark)
+
+
+class Worker:
+    """Some partitions, their boards and ledgers, and the real settler and strategy over a fake Kafka."""
+
+    def __init__(self, *numbers: int, rules: Rules | None = None) -> None:
+        self.kafka = FakeTransactions()
+        self.journal = Told()
+        self.now_ms = 10_000_000
+        self.steps: list[str] = []
+        self.rules = rules or Rules(pass_after_reject=True)
+        self.envelope = Envelope(EnvelopeRules())
+        truth = ChangelogTruth(
+            transactions=self.kafka,
+            membership=FakeMembership(self.kafka),
+            journal=cast("Journal", self.journal),
+            retention_ms=RETENTION_MS,
+        )
+        self.settler = Settler(truth, max_ms=1, max_records=1000, crash_point=self.steps.append)
+        self.partitions = {number: self._partition(number, epoch) for epoch, number in enumerate(numbers)}
+
+    def _partition(self, number: int, epoch: int) -> Partition:
+        starts = dict.fromkeys(Channel, 0)
+        partition = Partition(
+            Home("reminders", "invoices", number), NAMES, epoch, starts, dict.fromkeys(Channel)
+        )
+        ledger = WatchedLedger(self.kafka, number)
+        partition.ledger = ledger
+        partition.board = Board(
+            partition.home,
+            self.rules,
+            self.envelope,
+            ledger,
+            ledger.opening(),
+            epoch=epoch,
+            writer="this start",
+            starts=starts,
+            owner=partition,
+        )
+        partition.state = State.LIVE
+        return partition
+
+    def ledger(self, number: int) -> WatchedLedger:
+        """Of one partition."""
+        ledger = self.partitions[number].ledger
+        assert isinstance(ledger, WatchedLedger)
+        return ledger
+
+    def work(self, number: int, *records: tuple[str, int], outcome: Outcome = ACK, first: int = 0) -> None:
+        """Handlers come to one outcome for records of a partition, from an offset on."""
+        board = self.partitions[number].board
+        assert board is not None
+        read = []
+        for offset, (lane, sequence) in enumerate(records, first):
+            record = Record(Channel.SOURCE, offset, b"k", value_of(lane, sequence), (), 5)
+            self.envelope.read(record, "invoices", number)
+            read.append(record)
+        board.admit(read, self.now_ms)
+        for run in board.next_runs(1000, self.now_ms):
+            for record in run.records:
+                record.payload_hash = payload_hash(record.payload, record.value)
+                run.outcomes.append(outcome)
+            assert board.settle(run, self.now_ms)
+
+    def owned(self) -> list[Partition]:
+        """Those that have not left."""
+        return [each for each in self.partitions.values() if each.state is not State.CLOSED]
+
+    def advance(self) -> None:
+        """One turn."""
+        self.now_ms += 20
+        self.settler.advance(self.owned(), self.now_ms)
+
+    def settle(self) -> None:
+        """Turns until everything has come to rest."""
+        for _ in range(2000):
+            self.advance()
+            if self.settler.is_through_with(self.owned(), to_the_end=True):
+                return
+        raise AssertionError(f"it never comes to rest: {self.kafka.calls[-20:]}")
+
+    def changelog(self, number: int) -> list[Change]:
+        """Committed entries of one partition."""
+        return [(stored.key or b"", stored.value) for stored in self.kafka.logs["ledger", number]]
+
+    def lasts(self, number: int, lane: str) -> list[int]:
+        """The numbers that a lane has come to, one for each committed cycle, as the changelog tells."""
+        key = codec.lane_key(keyed_lane(lane))
+        found = [codec.decode_lane(value) for name, value in self.changelog(number) if name == key and value]
+        return [lane.last for lane in found if lane.last is not None]
+
+    def dead_letters(self, number: int = 0) -> list[bytes | None]:
+        """Committed values of the DLQ."""
+        return [stored.value for stored in self.kafka.logs["dlq", number]]
+
+
+def test_a_cycle_is_one_transaction_and_the_ledger_follows() -> None:
+    """Forwards, entries, meta and offsets are committed together; then saved, applied, acked, in that order.
+
+    Shows S2 and S4: nobody is told before it happened.
+    """
+    worker = Worker(0)
+    worker.work(0, ("a", 1), ("a", 2))
+    worker.work(0, ("b", 1), outcome=REJECTED, first=2)
+    worker.settle()
+    assert worker.kafka.calls == [
+        *("renew", "begin", "flush", "metadata", "send_offsets", "commit"),
+    ]
+    assert worker.steps == ["cut", "begun", "sent", "offsets", "committed", "told", "applied", "acked"]
+    assert worker.changelog(0)[-1][0] == codec.META_KEY
+    assert [key for key, _ in worker.changelog(0)].count(codec.META_KEY) == 1
+    assert len(worker.dead_letters()) == 1
+    assert worker.journal.lines == [(event, 0, at) for event in ("saved", "acked") for at in range(3)]
+    found = worker.ledger(0).effects(["a1", "a2", "b1"])
+    assert [effect.state.name for effect in found if effect] == ["SUCCEEDED", "SUCCEEDED", "QUARANTINED"]
+
+
+def test_every_transaction_has_the_offsets_of_all_three_channels() -> None:
+    """Also one that settles nothing, and one that only tells the group a new note: fencing hangs on it."""
+    worker = Worker(0, 1)
+    worker.work(0, ("a", 1))
+    worker.settle()
+    board = worker.partitions[1].board
+    assert board is not None
+    board.reached(Channel.RETRY, 4)
+    worker.settle()
+    worker.now_ms += 5_000
+    worker.partitions[0].paused = {Channel.SOURCE: "for a reason"}
+    worker.settle()
+    worker.now_ms += 5_000
+    assert len(worker.kafka.transactions) >= 3
+    for offsets, records in worker.kafka.transactions:
+        numbers = {number for _, number in offsets | records}
+        assert offsets == {(t, number) for t in ("invoices", "retry", "commands") for number in numbers}
+    assert worker.kafka.offsets["retry", 1][0] == 4
+    assert "for a reason" in worker.kafka.offsets["invoices", 0][1]
+
+
+def test_notes_alone_go_at_most_once_a_second() -> None:
+    """The same offsets are committed again for a note that changed, and not more often than that."""
+    worker = Worker(0)
+    worker.work(0, ("a", 1))
+    worker.settle()
+    before = len(worker.kafka.transactions)
+    for turn in range(200):  # of 20 ms
+        worker.partitions[0].paused = {Channel.SOURCE: f"reason {turn}"}
+        worker.advance()
+    assert 2 <= len(worker.kafka.transactions) - before <= 4
+
+
+def test_a_worker_without_work_opens_no_transaction() -> None:
+    """The transactional id is taken at once; a transaction is begun only for a cycle."""
+    worker = Worker()
+    for _ in range(10):
+        worker.advance()
+    assert worker.kafka.calls == ["renew"]
+
+
+@pytest.mark.parametrize("call", ["flush", "send_offsets"])
+@pytest.mark.parametrize(
+    ("answer", "undone_by"),
+    [
+        (Answer(Fate.ABORT, STALE), "abort"),
+        (Answer(Fate.RENEW, TIMED_OUT), "renew"),
+        (Answer(Fate.RENEW, FENCED), "renew"),
+    ],
+)
+def test_an_aborted_cycle_goes_again_whole_and_in_order(call: str, answer: Answer, undone_by: str) -> None:
+    """It is undone by what the error asks for, and sent again as it was; what came meanwhile waits behind."""
+    worker = Worker(0)
+    worker.kafka.wrong[call].append(answer)
+    worker.work(0, ("a", 1), ("a", 2))
+
+    def more(name: str) -> None:
+        if name == "flush" and not worker.kafka.logs:
+            worker.kafka.meanwhile = lambda _: None
+            worker.work(0, ("a", 3), first=2)
+
+    worker.kafka.meanwhile = more
+    worker.settle()
+    if call == "flush":
+        undone_by = "renew"  # records may still be on their way
+    assert undone_by in worker.kafka.calls[1:]
+    assert worker.lasts(0, "a") == [2, 3]
+    assert len(worker.kafka.transactions) == 2
+    assert [line for line in worker.journal.lines if line[0] == "saved"] == [
+        ("saved", 0, n) for n in range(3)
+    ]
+
+
+def test_epochs_are_checked_behind_the_membership() -> None:
+    """A partition that left while the records were on their way takes no part; the others go again at once.
+
+    Shows S22: only the owner settles.
+    """
+    worker = Worker(0, 1)
+    worker.work(0, ("a", 1))
+    worker.work(1, ("b", 1))
+
+    def leave(name: str) -> None:
+        if name == "flush":
+            worker.partitions[0].state = State.CLOSED
+
+    worker.kafka.meanwhile = leave
+    worker.settle()
+    calls = worker.kafka.calls
+    assert calls.index("metadata") < calls.index("abort")
+    assert [records for _, records in worker.kafka.transactions] == [{("ledger", 1)}]
+    assert worker.changelog(0) == []
+    assert worker.lasts(1, "b") == [1]
+
+
+def test_what_was_lost_is_never_committed() -> None:
+    """A partition that the group gave away without asking is in no transaction, whatever it has settled."""
+    worker = Worker(0, 1)
+    worker.work(0, ("a", 1))
+    worker.work(1, ("b", 1))
+    worker.partitions[0].lost = True
+    worker.settle()
+    assert ("invoices", 0) not in worker.kafka.offsets
+    assert worker.changelog(0) == []
+    assert worker.lasts(1, "b") == [1]
+
+
+def test_no_offsets_are_sent_by_somebody_who_is_no_member() -> None:
+    """Kafka would take them, unfenced: the transaction is aborted until the group knows this worker again."""
+    worker = Worker(0)
+    worker.kafka.metadata = None
+    worker.work(0, ("a", 1))
+    for _ in range(100):
+        worker.advance()
+    assert "send_offsets" not in worker.kafka.calls
+    assert worker.kafka.calls.count("abort") < 20, "it spins"
+    worker.kafka.metadata = "generation 2"
+    worker.settle()
+    assert worker.lasts(0, "a") == [1]
+
+
+@pytest.mark.parametrize("how", ["landed", "never", "late"])
+def test_an_unknown_end_is_read_back(how: str) -> None:
+    """Whether it happened or not, the cycle is there once, and nothing of it is torn.
+
+    The producer is replaced before anything else: an end that comes late lands nowhere. Shows S7 and case 36.
+    """
+    worker = Worker(0)
+    worker.kafka.wrong["commit"].append(how)
+    worker.work(0, ("a", 1))
+    worker.work(0, ("b", 1), outcome=REJECTED, first=1)
+    worker.settle()
+    worker.work(0, ("a", 2), first=2)
+    worker.settle()
+    calls = worker.kafka.calls
+    at = calls.index("commit")
+    assert calls[at + 1 : at + 3] == ["renew", "read_back"]
+    assert worker.lasts(0, "a") == [1, 2]
+    assert len(worker.dead_letters()) == 1
+    assert [line for line in worker.journal.lines if line[0] == "acked"] == [
+        ("acked", 0, n) for n in range(3)
+    ]
+
+
+def test_an_unknown_end_of_offsets_alone_is_sent_again() -> None:
+    """Nothing of it is in a changelog, and the same offsets may be committed twice."""
+    worker = Worker(0)
+    worker.work(0, ("a", 1))
+    worker.settle()
+    worker.kafka.wrong["commit"].append("never")
+    worker.partitions[0].paused = {Channel.SOURCE: "for a reason"}
+    worker.now_ms += 5_000
+    worker.settle()
+    worker.advance()
+    assert "for a reason" in worker.kafka.offsets["invoices", 0][1]
+    assert "read_back" not in worker.kafka.calls
+
+
+def test_a_partition_that_left_in_doubt_is_no_witness() -> None:
+    """What is asked is the changelog of a partition that is still ours; without one nothing is asked."""
+    worker = Worker(0, 1)
+    worker.kafka.wrong["commit"].append("never")
+    worker.work(0, ("a", 1))
+    worker.work(1, ("b", 1))
+    asked: list[tuple[str, int, int]] = []
+    real = worker.kafka.read_back
+
+    def read_back(topic: str, partition: int, offset: int) -> None:
+        asked.append((topic, partition, offset))
+        real(topic, partition, offset)
+
+    def leave(name: str) -> None:
+        if name == "renew":
+            worker.partitions[0].state = State.CLOSED
+
+    worker.kafka.read_back = read_back  # type: ignore[method-assign]
+    worker.kafka.meanwhile = leave
+    worker.settle()
+    assert [(topic, number) for topic, number, _ in asked] == [("ledger", 1)]
+    assert worker.changelog(0) == []
+    assert worker.lasts(1, "b") == [1]
+
+
+def test_a_dead_letter_that_is_too_large_goes_as_a_stub() -> None:
+    """Refused among others it goes alone, refused alone without its value; its lane goes on. Case 22."""
+    worker = Worker(0)
+    worker.kafka.refuses = lambda topic, _, value: TOO_LARGE if topic == "dlq" and value else None
+    worker.work(0, ("a", 1), outcome=REJECTED)
+    worker.work(0, ("b", 1), first=1)
+    worker.settle()
+    assert worker.dead_letters() == [None]
+    assert worker.kafka.calls.count("abort") == 2
+    assert worker.lasts(0, "b") == [1]
+    assert worker.kafka.offsets["invoices", 0][0] == 2
+
+
+def test_a_forward_that_nobody_takes_holds_its_lane_and_no_other() -> None:
+    """The cycle goes again without it and what follows it; it comes back by itself, once. Shows case 21."""
+    worker = Worker(0)
+    worker.kafka.refuses = lambda topic, *_: MISSING if topic == "dlq" else None
+    worker.work(0, ("a", 1), outcome=REJECTED)
+    worker.work(0, ("b", 1), ("a", 2), first=1)
+    for _ in range(50):
+        worker.advance()
+    assert worker.dead_letters() == []
+    assert worker.lasts(0, "b") == [1]
+    assert worker.lasts(0, "a") == []
+    assert worker.kafka.offsets["invoices", 0][0] == 0
+    assert ("saved", 0, 0) not in worker.journal.lines
+    worker.kafka.refuses = lambda *_: None
+    worker.settle()
+    assert len(worker.dead_letters()) == 1
+    worker.work(0)  # what waited for that may start now
+    worker.settle()
+    assert worker.kafka.offsets["invoices", 0][0] == 3
+    assert worker.lasts(0, "a")[-1] == 2
+
+
+def test_an_outage_holds_nobody_back() -> None:
+    """When the changelog is not written either, the whole cycle waits and goes as it was."""
+    worker = Worker(0)
+    lost = failed(KafkaError._MSG_TIMED_OUT)
+    worker.kafka.refuses = lambda *_: lost
+    worker.work(0, ("a", 1), outcome=REJECTED)
+    for _ in range(100):
+        worker.advance()
+    board = worker.partitions[0].board
+    assert board is not None
+    assert board.held_back == 0
+    worker.kafka.refuses = lambda *_: None
+    worker.settle()
+    assert len(worker.kafka.transactions) == 1
+    assert len(worker.dead_letters()) == 1
+
+
+def test_a_changelog_that_refuses_ends_the_worker() -> None:
+    """No later try mends an entry that is too large for the ledger topic: the worker says so and ends."""
+    worker = Worker(0)
+    worker.kafka.refuses = lambda topic, *_: TOO_LARGE if topic == "ledger" else None
+    worker.work(0, ("a", 1))
+    with pytest.raises(KafkaClientError, match="topics check"):
+        worker.settle()
+    assert worker.journal.lines == []
+
+
+def test_a_full_queue_is_emptied_and_filled_again() -> None:
+    """A client that takes no more for now delays the cycle and loses nothing of it."""
+    worker = Worker(0)
+    worker.kafka.wrong["produce"] += [Answer(Fate.RETRY)] * 3
+    worker.work(0, *(("a", number) for number in range(1, 6)))
+    worker.settle()
+    assert len(worker.kafka.transactions) == 1
+    assert worker.lasts(0, "a") == [5]
+
+
+def test_a_ledger_that_fails_stops_its_partition_only() -> None:
+    """It is a follower: what it did not take is committed, and the next opening restores it."""
+    worker = Worker(0, 1)
+    worker.ledger(0).fails = True
+    worker.work(0, ("a", 1))
+    worker.work(1, ("b", 1))
+    worker.settle()
+    assert isinstance(worker.partitions[0].failure, LedgerError)
+    assert worker.lasts(0, "a") == [1]
+    assert ("acked", 1, 0) in worker.journal.lines
+    assert ("acked", 0, 0) not in worker.journal.lines
+
+
+def test_effects_past_retention_leave_with_a_tombstone() -> None:
+    """It travels in the next cycle, and never for an effect that this very cycle writes."""
+    worker = Worker(0)
+    worker.work(0, ("a", 1))
+    worker.settle()
+    worker.now_ms += RETENTION_MS + 1
+    worker.work(0, ("b", 1), first=1)
+    worker.settle()
+    assert (codec.effect_key("a1"), None) in worker.changelog(0)
+    assert worker.ledger(0).effects(["a1", "b1"])[0] is None
+    assert worker.ledger(0).effects(["b1"])[0] is not None
+    tombstones = [key for key, value in worker.changelog(0) if value is None and key.startswith(b"e")]
+    assert tombstones == [codec.effect_key("a1")]
+
+
+def test_a_producer_with_broken_connections_is_replaced() -> None:
+    """Its client may have sent an end twice, and the second could come to the next transaction. Case 36."""
+    worker = Worker(0)
+    worker.work(0, ("a", 1))
+    worker.settle()
+    worker.kafka.is_suspect = True
+    worker.work(0, ("a", 2), first=1)
+    worker.settle()
+    assert worker.kafka.calls.count("renew") == 2
+    second = len(worker.kafka.calls) - worker.kafka.calls[::-1].index("begin") - 1
+    assert worker.kafka.calls[second - 1] == "renew"
+
+
+def test_two_workers_of_one_name_end() -> None:
+    """They would fence each other for ever; one that was fenced once goes on."""
+    worker = Worker(0)
+    worker.kafka.wrong["send_offsets"] += [Answer(Fate.RENEW, FENCED)] * MOST_FENCED
+    worker.work(0, ("a", 1))
+    with pytest.raises(KafkaClientError, match="instance_id"):
+        worker.settle()
+    assert worker.kafka.calls.count("renew") == MOST_FENCED

@@ -43,7 +43,7 @@ class Decisions:
         parts = sorted(number for topic, number in transaction.places if topic == LEDGER)
         for number in parts:
             self._world.tell(None, f"transaction of process {transaction.who} commits", number)
-            self._check_owner(transaction, number)
+            self._watch.check_owner(transaction.who, number)
             records = self._world.cluster.log(LEDGER, number).of(transaction)
             before = self.changelogs.truth(number).effects
             entries = self.changelogs.commit(number, records)
@@ -60,25 +60,18 @@ class Decisions:
     def expired(self, transaction: Transaction) -> None:
         """The coordinator has aborted it: it was open for too long."""
         self._world.tell(None, f"transaction of process {transaction.who} timed out")
-        if self.calm_ms is not None and transaction.began_ms >= self.calm_ms:
+        alive = any(p.ident == transaction.who and not p.is_dead for p in self._world.processes)
+        if alive and self.calm_ms is not None and transaction.began_ms >= self.calm_ms:
             raise Broken(8, f"a transaction of process {transaction.who} hangs")
 
     def applied(self, handle: Handle, mark: ChangelogMark) -> None:
         """A ledger has followed."""
         number = handle.partition
         log = self._world.cluster.log(LEDGER, number)
-        if mark.next_offset > log.stable:
-            raise Broken(
-                9, f"the ledger is at {mark.next_offset}, beyond what is committed", partition=number
-            )
+        if mark.next_offset > log.end:
+            raise Broken(9, f"the ledger is at {mark.next_offset}, beyond its changelog", partition=number)
         if mark.next_offset >= log.compacted_below:
             check_fold(number, handle.state, self.changelogs.at(number, mark.next_offset))
-
-    def _check_owner(self, transaction: Transaction, number: int) -> None:
-        for process in self._world.processes:
-            if process.ident != transaction.who and not process.is_dead and process.is_live(number):
-                what = f"process {transaction.who} commits, and process {process.ident} is live"
-                raise Broken(7, what, partition=number)
 
     def _check_entries(
         self, transaction: Transaction, number: int, entries: list[Entry | Meta], before: dict[str, object]

@@ -210,7 +210,7 @@ def _config(random: Random, seed: int) -> Config:
         changelog=changelog,
         review=changelog and later.random() < REVIEW_SHARE,
         machines=later.choice((1, 2, 3)) if changelog else 1,
-        lost_answers=later.choice((0.0, 0.03, 0.15)) if changelog else 0.0,
+        lost_answers=later.choice((0.0, 0.05, 0.2)) if changelog else 0.0,
         decodes=Random(f"decodes {seed}").random() < 0.2,
     )
 

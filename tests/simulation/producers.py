@@ -312,13 +312,14 @@ class FakeTransactionalProducer:
         self._flaw = self._flaw or KafkaError(code, "a message failed", False, False, True)
 
     def _offsets_join(self, offsets: dict[Place, int], metadata: FakeGroupMetadata) -> None:
+        # The coordinator has heard of them before the group refuses them.
+        self._wrote = True
         try:
             self._cluster.coordinator.add_offsets(
                 self._name, self._epoch, self._host.ident, offsets, metadata.member, metadata.generation
             )
         except RefusedByCoordinator as refused:
             raise KafkaException(self._refused(refused)) from None
-        self._wrote = True
 
     def _end(self, *, commit: bool) -> None:
         cluster = self._cluster

@@ -184,19 +184,19 @@ class Attempt:
     def refused(self) -> list[Forwarded]:
         """Forwards that their topics do not take, when all have been reported. Sets `flaw` besides.
 
-        None when the changelog is not written either: then it is the cluster that is away, or the
-        changelog that refuses, and it makes no sense to hold anybody back.
+        One that timed out while the changelog was not written either says nothing of its topic: then it is
+        the cluster that is away, and it makes no sense to hold anybody back.
         """
         errors = [share.meta_error for share in self.shares if share.meta_error is not None]
-        failed = [entry for entry in self._forwarded if entry.error is not None]
-        own = [error for error in errors if is_own_fault(error)]
+        failed = [(entry, entry.error) for entry in self._forwarded if entry.error is not None]
         if self.flaw is None:
-            self.flaw = next(iter((*own, *errors, *(entry.error for entry in failed))), None)
-        refused = [entry for entry in failed if entry.error is not None and is_own_fault(entry.error)]
-        if errors:
-            # One that timed out beside entries that did, or would have, says nothing of its topic.
-            refused = [e for e in refused if e.error and by_code(e.error) is not ErrorClass.UNREACHABLE]
-        return [] if own else refused
+            own = [error for error in errors if is_own_fault(error)]
+            self.flaw = next(iter((*own, *errors, *(error for _, error in failed))), None)
+        return [
+            entry
+            for entry, error in failed
+            if is_own_fault(error) and not (errors and by_code(error) is ErrorClass.UNREACHABLE)
+        ]
 
     def witness(self, here: list[PartCycle]) -> Share | None:
         """A partition that is still ours, whose meta entry tells whether this was committed.

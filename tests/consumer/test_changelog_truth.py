@@ -269,7 +269,8 @@ def test_an_aborted_cycle_goes_again_whole_and_in_order(call: str, answer: Answe
     ]
 
 
-def test_epochs_are_checked_behind_the_membership() -> None:
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_epochs_are_checked_behind_the_membership(is_lost: bool) -> None:
     """A partition that left while the records were on their way takes no part; the others go again at once.
 
     Shows S22: only the owner settles.
@@ -279,7 +280,9 @@ def test_epochs_are_checked_behind_the_membership() -> None:
     worker.work(1, ("b", 1))
 
     def leave(name: str) -> None:
-        if name == "flush":
+        if name == "flush" and is_lost:
+            worker.partitions[0].lost = True
+        elif name == "flush":
             worker.partitions[0].state = State.CLOSED
 
     worker.kafka.meanwhile = leave
@@ -414,11 +417,15 @@ def test_a_forward_that_nobody_takes_holds_its_lane_and_no_other() -> None:
     assert worker.lasts(0, "a")[-1] == 2
 
 
-def test_an_outage_holds_nobody_back() -> None:
-    """When the changelog is not written either, the whole cycle waits and goes as it was."""
+@pytest.mark.parametrize("code", [KafkaError._MSG_TIMED_OUT, KafkaError._PURGE_QUEUE])
+def test_an_outage_holds_nobody_back(code: int) -> None:
+    """When the changelog is not written either, the whole cycle waits and goes as it was.
+
+    Its entries time out like the forwards, or the client gives them up with the first that does.
+    """
     worker = Worker(0)
-    lost = failed(KafkaError._MSG_TIMED_OUT)
-    worker.kafka.refuses = lambda *_: lost
+    late, entry = failed(KafkaError._MSG_TIMED_OUT), failed(code)
+    worker.kafka.refuses = lambda topic, *_: entry if topic == "ledger" else late
     worker.work(0, ("a", 1), outcome=REJECTED)
     for _ in range(100):
         worker.advance()

@@ -27,8 +27,11 @@ from laneway.store import codec
 from laneway.store.state_dir import StateDir
 from tests.broker.cluster import Cluster, Outgoing
 from tests.broker.conftest import Names
+from tests.broker.worker_process import WorkerProcess, create_companions
+from tests.broker.worker_process import settings_of as settings_of_worker
 from tests.cli.command import Said, run
 from tests.store.builders import effect, meta
+from tests.waiting import eventually
 
 CHANGELOG = ("-X", "ledger.replication=changelog")
 Change = tuple[bytes, bytes | None]
@@ -281,6 +284,56 @@ def test_a_long_reading_tells_how_far_it_is(writer: Writer, monkeypatch: pytest.
     shares = [each.share for each in told]
     assert shares == sorted(shares)
     assert 0.1 < shares[0] < shares[-1] < 1
+
+
+APP = """
+from laneway import Delivery, Pipeline
+
+pipeline = Pipeline()
+
+@pipeline.handler
+def handle(delivery: Delivery[object]) -> str:
+    return f"done/{delivery.effect_key}"
+"""
+
+
+def test_a_live_worker_is_seen_from_another_machine(cluster: Cluster, names: Names, tmp_path: Path) -> None:
+    """What a worker has settled is told on a machine that has nothing but -b and -g, while it works."""
+    cluster.create_topic(names.source, 2)
+    told = settings_of_worker(
+        cluster.bootstrap,
+        names,
+        tmp_path / "state",
+        ledger={"replication": "changelog"},
+        envelope={"message_id": "json:/messageId", "effect_key": "json:/effectKey"},
+    )
+    create_companions(told, tmp_path)
+    (tmp_path / "app.py").write_text(APP)
+    bodies = [{"messageId": "m", "effectKey": f"e{n}", "version": 1, "payload": {}} for n in range(6)]
+    cluster.produce(
+        names.source, [Outgoing(json.dumps(body).encode(), partition=n % 2) for n, body in enumerate(bodies)]
+    )
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    who = ("-b", cluster.bootstrap, "-g", names.group, "-o", "json")
+    with WorkerProcess(tmp_path / "app.py:pipeline", told, directory=tmp_path / "w") as worker:
+        worker.start()
+        eventually(
+            lambda: cluster.committed(names.group, names.source) == {0: 3, 1: 3},
+            30,
+            "six effects",
+            poll_s=0.2,
+        )
+        (item,) = run(elsewhere, "ledger", "lookup", "e3", *who).items
+        assert (item["partition"], item["offset"], item["state"]) == (1, 1, "succeeded")
+        assert item["result_key"] == "done/e3"
+        stats = run(elsewhere, "ledger", "stats", *who).items
+        assert [(row["partition"], row["frontier"], row["open_cases"]) for row in stats] == [
+            (0, 3, 0),
+            (1, 3, 0),
+        ]
+        rows = run(elsewhere, "offsets", "show", *who).items
+        assert [(row["committed"], row["lag"], row["running"]) for row in rows] == [(3, 0, 0), (3, 0, 0)]
 
 
 def test_lists_show_what_was_committed_only(writer: Writer, tmp_path: Path) -> None:

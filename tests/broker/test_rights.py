@@ -173,11 +173,12 @@ def prepared(
     return told, load_settings(told, directory)
 
 
+@pytest.mark.parametrize("replication", ["local", "changelog"])
 def test_the_rights_of_the_plan_are_enough_for_a_worker(
-    guarded: Guarded, names: Names, tmp_path: Path
+    guarded: Guarded, names: Names, tmp_path: Path, replication: str
 ) -> None:
     """With these lines and no others a worker starts, retries, dead-letters, opens cases and commits."""
-    told, settings = prepared(guarded, names, tmp_path, "local")
+    told, settings = prepared(guarded, names, tmp_path, replication)
     guarded.grant(rights.acls(settings, WORKER))
     cluster = Cluster(guarded.bootstrap)
     (tmp_path / "app.py").write_text(APP)

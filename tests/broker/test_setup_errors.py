@@ -359,6 +359,21 @@ def test_a_ledger_topic_that_forgets_is_refused(
     replicated.run().says(said, f"--add-config {mend}", code=4)
 
 
+def test_a_ledger_topic_with_short_lived_tombstones_is_told_and_used(
+    replicated: Setup, cluster: Cluster
+) -> None:
+    """Kafka's own day for tombstones: the worker starts, and its log has the warning with the command."""
+    create_ledger_topic(cluster, replicated.names, spoilt={"delete.retention.ms": "86400000"})
+    run_once_without_records(replicated)
+    (line,) = [
+        line
+        for line in (replicated.directory / "stderr").read_text().splitlines()
+        if "delete.retention.ms is 86400000" in line
+    ]
+    assert "WARNING" in line
+    assert "--add-config delete.retention.ms=604800000" in line
+
+
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_ledger_topic_of_another_partition_count_is_refused(
     replicated: Setup, cluster: Cluster, count: int

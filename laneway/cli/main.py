@@ -22,6 +22,7 @@ from laneway.cli import config, dlq, ledger, offsets, retry, review, topics
 from laneway.cli.demo import demo
 from laneway.cli.dev import dev
 from laneway.cli.output import say
+from laneway.cli.resolve import resolve
 from laneway.cli.run import run
 from laneway.errors import LanewayError
 
@@ -49,6 +50,10 @@ app.command(name="dev", epilog="Example: laneway dev ./reminders.py:pipeline rec
 )
 app.add_typer(offsets.app, name="offsets")
 app.add_typer(retry.app, name="retry")
+review.app.command(
+    epilog="Example: laneway review resolve sequence-gap-0123456789ab --action skip --reason 'never sent' "
+    "-b localhost:9092 -g reminders"
+)(resolve)
 app.add_typer(review.app, name="review")
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(ledger.app, name="ledger")

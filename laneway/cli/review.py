@@ -1,9 +1,13 @@
-"""`laneway review`: the cases a person must decide, read from the review topics."""
+"""`laneway review`: the cases a person must decide, read from the review topics.
+
+What decides them, `resolve`, has a file of its own.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Annotated, Final
 
 import typer
@@ -11,18 +15,24 @@ import typer
 from laneway.cli import options
 from laneway.cli.columns import Column, age_text, detailed, instant_text, listed
 from laneway.cli.output import Cell, Format, Table, emit, say
+from laneway.cli.suggested import Asked, asked
 from laneway.consumer.inspection import offsets as inspect_offsets
 from laneway.consumer.inspection import topics as inspect_topics
 from laneway.consumer.inspection.cases import CaseBook
 from laneway.consumer.kafka.cluster import Cluster
+from laneway.consumer.operations.commands import queued
 from laneway.consumer.settings.model import Settings
-from laneway.errors import RefusedError, UsageError
+from laneway.errors import LanewayError, RefusedError, UsageError
 from laneway.lanes.case import REASONS
-from laneway.lanes.forward import ReviewNews
+from laneway.lanes.command import Command
+from laneway.lanes.forward import CommandAnswer, ReviewNews
 
 app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Look at the cases that wait for a person."
+    no_args_is_help=True, rich_markup_mode=None, help="Look at the cases that wait for a person, and decide."
 )
+
+# What an action needs besides itself, in a line to be copied.
+_WITH: Final[dict[str, tuple[str, ...]]] = {"replay-with": ("corrected.json",)}
 
 # What a person does next, by reason, in the words of the case. Holding or not is said beside it.
 _NEXT: Final[dict[str, str]] = {
@@ -76,6 +86,9 @@ def _columns(now_ms: int, *, resolved: bool) -> tuple[Column[ReviewNews], ...]:
         Column("actions", lambda news: news.actions, ""),
         Column("version", lambda news: news.version, ""),
         Column("resolution", lambda news: news.resolution, hidden),
+        Column("resolved_by", lambda news: news.actor or None, hidden),
+        Column("said", lambda news: news.said or None, hidden),
+        Column("command", lambda news: news.command_id or None, ""),
         Column(
             "resolved_ms",
             lambda news: news.resolved_ms,
@@ -132,7 +145,7 @@ def list_(
         )
 
     def look() -> Table:
-        book = _read(
+        book = read_cases(
             loaded.settings,
             CaseBook(loaded.settings.group, wanted=wanted, keep_resolved=limit if everything else 0),
             timeout,
@@ -163,27 +176,88 @@ def show(
     loaded = options.load_settings(
         config, sets, bootstrap=bootstrap, group=group, sources=sources, inspect=True
     )
-    book = _read(
-        loaded.settings,
-        CaseBook(loaded.settings.group, wanted=lambda news: news.case_id == case_id, keep_resolved=1),
-        timeout,
+    news, answers = find_case(loaded.settings, case_id, timeout)
+    waiting = _queued(loaded.settings, news, timeout) if news.resolution is None else []
+    table = detailed("review.show", _details(_now_ms()), [news], output)
+    lists = {"commands": [*map(_answered, answers), *map(_waiting, waiting)]}
+    if news.resolution is None:
+        lists["next_commands"] = resolving_lines(news, asked(config, sets, bootstrap, group, sources))
+    emit(replace(table, lists={name: lines for name, lines in lists.items() if lines}), output)
+
+
+def find_case(settings: Settings, case_id: str, timeout_s: float) -> tuple[ReviewNews, list[CommandAnswer]]:
+    """One case, open or resolved, and the answers to commands about it.
+
+    Raises:
+        RefusedError: nothing is known of it.
+    """
+    wanted = CaseBook(
+        settings.group,
+        wanted=lambda news: news.case_id == case_id,
+        keep_resolved=1,
+        answers_to=case_id,
     )
-    found = (book.open() or book.resolved())[:1]
+    book = read_cases(settings, wanted, timeout_s)
+    found = book.open() or book.resolved()
     if not found:
         raise RefusedError(
             f"there is no case {case_id!r}",
-            where=f"group {loaded.settings.group}",
-            mend=f"`laneway review list -g {loaded.settings.group} --all` shows those there are",
+            where=f"group {settings.group}",
+            mend=f"`laneway review list -g {settings.group} --all` shows those there are",
         )
-    emit(detailed("review.show", _details(_now_ms()), found, output), output)
-    if found[0].resolution is None and found[0].actions:
-        say("this release shows what may be done with a case; it has no command that does it yet")
+    return found[0], sorted(book.answers.values(), key=lambda answer: answer.answered_ms)
+
+
+def resolving_lines(news: ReviewNews, with_options: Asked) -> list[str]:
+    """The commands that would resolve it, one for each action that is permitted."""
+    return [
+        with_options.line(
+            *("review", "resolve", news.case_id, "--action", action),
+            *_WITH.get(action, (str(news.sequence + 1),) if action == "set-next" else ()),
+            *("--reason", "WHY"),
+        )
+        for action in news.actions
+    ]
+
+
+def _answered(answer: CommandAnswer) -> str:
+    ended = f", ended as {answer.outcome}" if answer.outcome else ""
+    further = f", in case {answer.next_case}" if answer.next_case else ""
+    refused = f": {answer.why}" if answer.why else ""
+    return (
+        f"{instant_text(answer.answered_ms)} {answer.action} by {answer.actor} ({answer.said}): "
+        f"{answer.event}{ended}{further}{refused}"
+    )
+
+
+def _queued(settings: Settings, news: ReviewNews, timeout_s: float) -> list[Command]:
+    """Commands about a case that nobody has answered yet. Who may not read those still sees the case."""
+    try:
+        with Cluster(settings) as cluster:
+            found = queued(
+                settings,
+                cluster,
+                [news.topic],
+                timeout_s=timeout_s,
+                wanted=lambda command: command.case_id == news.case_id,
+            )
+    except LanewayError as error:
+        say(f"whether a command is queued for it is not known: {error}")
+        return []
+    return [command for command, _ in found.values()]
+
+
+def _waiting(command: Command) -> str:
+    return (
+        f"queued: {command.action} by {command.actor} ({command.reason}); its partition's worker applies it"
+    )
 
 
 def next_step(news: ReviewNews) -> str:
     """What a person does now, in plain words."""
     if news.resolution is not None:
-        return f"Nothing: it closed as {news.resolution}."
+        by = f" by {news.actor}: {news.said}" if news.actor else ""
+        return f"Nothing: it closed as {news.resolution}{by}."
     advice = _NEXT.get(news.reason, "Answer the required check.").format(
         key=repr(news.sequence_key),
         sequence=news.sequence,
@@ -200,7 +274,8 @@ def next_step(news: ReviewNews) -> str:
     return f"{advice} {waits}"
 
 
-def _read(settings: Settings, book: CaseBook, timeout_s: float) -> CaseBook:
+def read_cases(settings: Settings, book: CaseBook, timeout_s: float) -> CaseBook:
+    """Fold the review topics of the group into a book."""
     with Cluster(settings) as cluster:
         names = inspect_offsets.companions_of(settings, cluster)
         spans = inspect_topics.extents(cluster, dict.fromkeys(each.review for each in names))

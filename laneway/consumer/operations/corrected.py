@@ -1,7 +1,7 @@
 """A corrected value for the record of a case: what it changes, and whether its owner can read it.
 
-The owner judges again; what is said here spares a round trip, and a surprise. Values are compared, never told:
-a difference names the place of a member, and whoever shows it decides whether the values go with it.
+The owner judges again; what is said here spares a round trip, and a surprise. Values are compared, never
+told: a difference names the place of a member, and whoever shows it decides whether values go with it.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ def new_producer(settings: Settings, *, max_message_bytes: int | None = None) ->
 def new_transactional_producer(
     settings: Settings, transactional_id: str, *, max_message_bytes: int | None = None, **hooks: Hook
 ) -> Producer:
-    """A transactional producer before `init_transactions`; poll() and flush() serve its log lines and hooks."""
+    """A transactional producer before `init_transactions`; poll() and flush() serve its log and its hooks."""
     config = transactional_config(settings, transactional_id, max_message_bytes=max_message_bytes)
     with kafka_errors("[kafka]"):
         return Producer({**config, "logger": logger, **hooks})

@@ -65,6 +65,7 @@ EXPIRY: Final = b"x"
 
 _VERSION: Final = bytes([VALUE_VERSION])
 _NUMBER: Final = struct.Struct(">Q")
+_INDEX: Final = struct.Struct(">cQ")
 _PLACE: Final = struct.Struct(">QQ")
 _LENGTH: Final = struct.Struct(">I")
 _NUMBER_END: Final = 2**63
@@ -179,7 +180,9 @@ def expiry_key(changed_ms: int, key: str = "") -> bytes:
 
 def expiry_of(effect_key: bytes, changed_ms: int) -> bytes:
     """Key in the expiry index of a finished effect that is stored under `effect_key`."""
-    return EXPIRY + _number(changed_ms) + effect_key[1:]
+    if not 0 <= changed_ms < _NUMBER_END:
+        raise _no_number(changed_ms)
+    return _INDEX.pack(EXPIRY, changed_ms) + effect_key[1:]
 
 
 def decode_expiry_key(key: bytes) -> tuple[int, str]:
@@ -333,10 +336,7 @@ def _decode(decoder: msgspec.msgpack.Decoder[_T], data: bytes, what: str) -> _T:
 
 def _number(number: int) -> bytes:
     if not 0 <= number < _NUMBER_END:
-        raise LedgerFormatError(
-            f"{number} is no sequence, offset, time or counter that the ledger can hold (0 to 2**63 - 1)",
-            mend="report this: the rules must refuse such a record before it is stored",
-        )
+        raise _no_number(number)
     return _NUMBER.pack(number)
 
 
@@ -345,6 +345,13 @@ def _text(what: str, data: bytes) -> str:
         return data.decode()
     except UnicodeDecodeError as error:
         raise _bad_key(what, data) from error
+
+
+def _no_number(number: int) -> LedgerFormatError:
+    return LedgerFormatError(
+        f"{number} is no sequence, offset, time or counter that the ledger can hold (0 to 2**63 - 1)",
+        mend="report this: the rules must refuse such a record before it is stored",
+    )
 
 
 def _bad_key(what: str, key: bytes) -> LedgerFormatError:

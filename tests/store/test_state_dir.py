@@ -287,7 +287,7 @@ from pathlib import Path
 from laneway.store.reader import LedgerReader
 from laneway.store.state_dir import StateDir
 slot = StateDir.inspect(Path(sys.argv[1])).worker_slot()
-handler = subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL)
+handler = subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL, close_fds=False)
 print(slot.number, handler.pid, flush=True)
 sys.stdin.read()
 """

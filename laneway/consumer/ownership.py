@@ -208,8 +208,8 @@ class Ownership:
 
     def _may_keep(self, partition: Partition) -> bool:
         """Whether the next assignment may have it again, of a group that takes all to give it anew."""
-        is_well = partition.failure is None and not partition.lost
-        return self._is_revoking and is_well and self._opener.keeps_open and not self._incremental
+        is_given_anew = self._is_revoking and not self._incremental
+        return is_given_anew and self._opener.keeps_open and partition.failure is None
 
     def _close_kept(self, is_over: Callable[[tuple[str, int], float], bool]) -> None:
         for place, (ledger, until_s) in list(self._kept.items()):

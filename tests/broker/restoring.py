@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from confluent_kafka import Producer
 
 from laneway.consumer.kafka import clients
 from laneway.consumer.opening import Opened
-from laneway.consumer.partition import Partition
+from laneway.consumer.partition import Partition, State
 from laneway.consumer.restore import ChangelogOpener
 from laneway.consumer.settings.model import Settings
 from laneway.consumer.topics import topic_names
@@ -45,6 +45,7 @@ class Scene:
     cluster: Cluster
     directory: Path
     stack: ExitStack
+    opened: list[Partition] = field(default_factory=list)
     threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(4))
 
     @property
@@ -55,9 +56,9 @@ class Scene:
     def topic(self) -> str:
         return topic_names(self.settings, self.source).ledger
 
-    def create(self, policy: str = "compact") -> None:
+    def create(self, policy: str = "compact", config: Mapping[str, str] | None = None) -> None:
         """Make the topic."""
-        self.cluster.create_topic(self.topic, 1, config={"cleanup.policy": policy})
+        self.cluster.create_topic(self.topic, 1, config={"cleanup.policy": policy, **(config or {})})
 
     def producer(self, name: str = "owner") -> Producer:
         """A transactional producer, ready to begin."""
@@ -119,8 +120,15 @@ class Scene:
         **options: Any,
     ) -> Future[Opened]:
         """Open on another thread."""
-        opener = self.opener(machine, **options)
-        return self.threads.submit(opener.open, partition or self.partition(), kept)
+        opened = partition or self.partition()
+        self.opened.append(opened)
+        return self.threads.submit(self.opener(machine, **options).open, opened, kept)
+
+    def close(self) -> None:
+        """End what is still being restored."""
+        for partition in self.opened:
+            partition.state = State.CLOSED
+        self.threads.shutdown()
 
     def stored(self, mark: ChangelogMark, *changes: Change) -> None:
         """Leave a store behind that was closed in this state."""

@@ -7,6 +7,7 @@ Every act that a worker, a broker or a crash performs is one method, so a test c
 
 The ledger is the in-memory twin, the clock is a number, and a retry comes back through a topic as it
 would from Kafka. While it drives, it checks what must hold at every moment and fails on the spot.
+What operators send and hear is in `operated`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import msgspec
 
 from laneway.lanes.board import Board, Cut
 from laneway.lanes.canonical import payload_hash
+from laneway.lanes.command_record import read_command
 from laneway.lanes.effect import Effect, EffectState
 from laneway.lanes.envelope import Envelope, EnvelopeRules
 from laneway.lanes.forward import Forward, ForwardKind, Home, read_retry
@@ -105,6 +107,8 @@ class Driver:
         ends: settlements known to be durable, in order.
         out: runs handed out and not taken back.
         pending: the cut that is written and not synced.
+        refuses: whether the cluster does not take a forward; its settlement is then held back.
+        commanded: durable settlements of commands, by their own position.
     """
 
     def __init__(
@@ -121,12 +125,15 @@ class Driver:
         self.handler = handler or always(ACK)
         self.home = home
         self.now_ms = START_MS
-        self.topics: dict[Channel, list[Stored | None]] = {Channel.SOURCE: [], Channel.RETRY: []}
+        self.topics: dict[Channel, list[Stored | None]] = {channel: [] for channel in Channel}
         self.dlq: list[Forward] = []
         self.review: list[Forward] = []
-        self.committed: dict[Channel, int] = {Channel.SOURCE: 0, Channel.RETRY: 0}
+        self.committed: dict[Channel, int] = dict.fromkeys(Channel, 0)
         self.acts: list[Act] = []
         self.ends: list[End] = []
+        self.commanded: list[End] = []
+        self.refuses: Callable[[Forward], bool] = lambda _: False
+        self._runs_by_command: Counter[int] = Counter()
         self.ledger = MemoryLedger()
         self.epoch = 0
         self._happened: set[str] = set()
@@ -238,7 +245,8 @@ class Driver:
             return False
         record = run.records[len(run.outcomes)]
         effect = self.effect(record.effect_key)
-        assert effect is None or effect.state is not EffectState.SUCCEEDED, f"{record} has succeeded before"
+        over = effect is not None and effect.state is EffectState.SUCCEEDED and record.command is None
+        assert not over, f"{record} has succeeded before"
         if not record.payload_hash:
             record.payload_hash = payload_hash(record.payload, record.value)
         outcome = self.handler(record)
@@ -270,9 +278,11 @@ class Driver:
         cut = self.board.cut(self.now_ms)
         if cut is None:
             return False
+        for done in list(cut.settlements):
+            if done in cut.settlements and any(map(self.refuses, done.forwards)):
+                cut = self.board.hold_back(cut, done, self.now_ms)
         forwards = [forward for done in cut.settlements for forward in done.forwards]
-        entries = [entry for done in cut.settlements for entry in done.entries]
-        keys = self.ledger.apply(entries, cut.meta, forwards)
+        keys = self.ledger.apply(cut.entries(), cut.meta, forwards)
         self.outbox.update(zip(keys, forwards, strict=True))
         self.pending = cut
         return True
@@ -397,6 +407,7 @@ class Driver:
         if Channel.SOURCE not in board.blocked():
             assert self.committed[Channel.SOURCE] == len(source), "lag is left"
         assert self.committed[Channel.RETRY] == len(self.topics[Channel.RETRY]), "retry lag is left"
+        assert self.committed[Channel.COMMANDS] == len(self.topics[Channel.COMMANDS]), "command lag is left"
         meta = ledger.opening().meta
         parked: set[int] = set()
         size = 0
@@ -404,9 +415,10 @@ class Driver:
             state = ledger.lanes([lane])[0]
             found = ledger.parked(lane, None, MANY)
             assert state is not None
-            assert state.hold is not None, f"the free lane {lane} rests with parked records"
-            assert state.hold.case_id, f"the lane {lane} waits for a retry that never comes"
-            assert ledger.case(state.hold.case_id) is not None, f"the lane {lane} is held by no case"
+            if state.pause is None:
+                assert state.hold is not None, f"the free lane {lane} rests with parked records"
+                assert state.hold.case_id, f"the lane {lane} waits for a retry that never comes"
+                assert ledger.case(state.hold.case_id) is not None, f"the lane {lane} is held by no case"
             assert (state.parked, state.parked_bytes) == (
                 len(found),
                 sum(p.raw.size_bytes() for _, p in found),
@@ -420,7 +432,7 @@ class Driver:
 
     def _check_accounts(self, parked: set[int]) -> None:
         ended = Counter(end.offset for end in self.ends if end.how in FINAL)
-        twice = {offset: n for offset, n in ended.items() if n > 1}
+        twice = {offset: n for offset, n in ended.items() if n > 1 + self._runs_by_command[offset]}
         assert not twice, f"positions ended twice: {[(o, self.ends_of(o)) for o in twice]}"
         for offset, stored in enumerate(self.topics[Channel.SOURCE][: self.position[Channel.SOURCE]]):
             if stored is not None:
@@ -432,6 +444,9 @@ class Driver:
         stored = self.topics[channel][offset]
         assert stored is not None
         record = Record(channel, offset, stored.key, stored.value, stored.headers, stored.timestamp_ms)
+        if channel is Channel.COMMANDS:
+            read_command(record, self.home)
+            return record
         self.envelope.read(record, self.home.topic, self.home.partition)
         if channel is Channel.RETRY:
             record.skip = ""
@@ -441,6 +456,8 @@ class Driver:
 
     def _effect_happened(self, record: Record) -> None:
         key = record.effect_key
+        if record.command is not None:
+            self._acked.discard(key)  # a person wants it once more
         assert key not in self._acked, f"{record} happened twice under one ownership"
         self._acked.add(key)
         if key not in self._happened:
@@ -453,7 +470,16 @@ class Driver:
                 self._last_first[record.lane] = place
 
     def _note(self, cut: Cut) -> None:
-        self.ends += [_end(done) for done in cut.settlements if not _is_copy(done)]
+        for done in cut.settlements:
+            record = done.record
+            if record.channel is Channel.COMMANDS:
+                if done.reason != "already-settled":
+                    self.commanded.append(End(record.offset, done.how, done.reason))
+                if done.how is not Settled.SKIPPED:
+                    self._runs_by_command[record.origin_offset] += 1
+                    self.ends.append(_end(done))
+            elif not _is_copy(done):
+                self.ends.append(_end(done))
 
 
 FINAL = frozenset(

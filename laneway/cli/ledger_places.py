@@ -2,8 +2,8 @@
 
 With `replication = "local"` they are in the stores of one machine: no broker is needed, no lock is taken.
 With `changelog` they are in the ledger topic, for any machine to read; a store only follows, and knows
-nothing new of a partition that has moved away. Both answer the same two questions, and a ledger that cannot
-be read hides no other.
+nothing new of a partition that has moved away. Both answer the same questions, and a ledger that cannot be
+read hides no other.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from laneway.cli.output import Cell, say
 from laneway.consumer.inspection import changelog as inspect_changelog
 from laneway.consumer.inspection import offsets as inspect_offsets
 from laneway.consumer.inspection.changelog import Changelogs, Progress
+from laneway.consumer.inspection.stores import EntryReader
 from laneway.consumer.kafka.cluster import Cluster, Partition
 from laneway.consumer.settings.model import Settings
 from laneway.errors import IncompleteError, LanewayError, StateDirError, UsageError
@@ -85,6 +86,24 @@ class Answers(Generic[T]):
             )
 
 
+class Fold(Protocol):
+    """What is made of the entries of one ledger.
+
+    Attributes:
+        prefixes: entries whose keys begin with none of these may be left out.
+    """
+
+    @property
+    def prefixes(self) -> Sequence[bytes]: ...
+
+    def take(self, key: bytes, value: bytes | None, /) -> None:
+        """One entry, in the order written; None for one that was removed."""
+        ...
+
+
+F = TypeVar("F", bound=Fold)
+
+
 class Ledgers(Protocol):
     """The ledgers of a group, as far as they are asked about."""
 
@@ -93,6 +112,9 @@ class Ledgers(Protocol):
 
     def sizes(self) -> Answers[Sizes]:
         """How large each is, and how far it came."""
+
+    def fold(self, make: Callable[[], F]) -> Answers[F]:
+        """A fold of the entries of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,23 +195,40 @@ class _Stores:
 
         return self._ask_all(ask)
 
+    def fold(self, make: Callable[[], F]) -> Answers[F]:
+        def look(place: Partition) -> F:
+            fold = make()
+            reader = EntryReader(self._directory.store_path(*place))
+            with reader:
+                for key, value in reader.entries(fold.prefixes):
+                    fold.take(key, value)
+            return fold
+
+        answers: Answers[F] = Answers("stores", self._facts())
+        for place in self._wanted():
+            answers.take(place, partial(look, place))
+        return answers
+
     def _ask_all(self, ask: Callable[[LedgerReader], T]) -> Answers[T]:
         directory = self._directory
-        facts = {
-            "group": directory.group,
-            "cluster_id": directory.cluster_id,
-            "read_from": "stores",
-            "state_dir": str(directory.path),
-        }
-        answers: Answers[T] = Answers("stores", facts)
 
         def look(place: Partition) -> T:
             with directory.read_store(*place) as reader:
                 return ask(reader)
 
+        answers: Answers[T] = Answers("stores", self._facts())
         for place in self._wanted():
             answers.take(place, partial(look, place))
         return answers
+
+    def _facts(self) -> Mapping[str, Cell]:
+        directory = self._directory
+        return {
+            "group": directory.group,
+            "cluster_id": directory.cluster_id,
+            "read_from": "stores",
+            "state_dir": str(directory.path),
+        }
 
     def _wanted(self) -> Iterator[Partition]:
         for topic, partition in self._directory.list_stores():
@@ -224,6 +263,31 @@ class _Topics:
             return Sizes(None, None, _NO_CYCLE if value is None else codec.decode_meta(value))
 
         return _decoded(found, facts, values, decode)
+
+    def fold(self, make: Callable[[], F]) -> Answers[F]:
+        found, facts = self._ends()
+        folds = {place: make() for place in found.spans}
+        prefixes = tuple(make().prefixes)
+        broken: dict[Partition, LanewayError] = {}
+        for place, key, value in inspect_changelog.entries(
+            self._settings, found, timeout_s=self._timeout_s, told=_say_progress
+        ):
+            if key is None or place in broken or not key.startswith(prefixes):
+                continue
+            try:
+                folds[place].take(key, value)
+            except LanewayError as error:
+                broken[place] = error
+
+        def answer(place: Partition) -> F:
+            if place in broken:
+                raise broken[place]
+            return folds[place]
+
+        answers: Answers[F] = Answers("changelogs", facts)
+        for place in found.spans:
+            answers.take(found.ledger_of(place), partial(answer, place))
+        return answers
 
     def _ends(self) -> tuple[Changelogs, Mapping[str, Cell]]:
         settings = self._settings

@@ -18,10 +18,11 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from laneway.cli import config, dlq, ledger, offsets, retry, review, topics
+from laneway.cli import config, dlq, lanes, ledger, offsets, retry, review, topics
 from laneway.cli.demo import demo
 from laneway.cli.dev import dev
 from laneway.cli.output import say
+from laneway.cli.pause import pause, resume
 from laneway.cli.resolve import resolve
 from laneway.cli.run import run
 from laneway.errors import LanewayError
@@ -49,6 +50,15 @@ app.command(name="dev", epilog="Example: laneway dev ./reminders.py:pipeline rec
     dev
 )
 app.add_typer(offsets.app, name="offsets")
+app.add_typer(lanes.app, name="lanes")
+app.command(
+    name="pause",
+    epilog="Example: laneway pause --lane customer-17 --reason 'bad address' -b localhost:9092 -g reminders",
+)(pause)
+app.command(
+    name="resume",
+    epilog="Example: laneway resume --lane customer-17 --reason 'corrected' -b localhost:9092 -g reminders",
+)(resume)
 app.add_typer(retry.app, name="retry")
 review.app.command(
     epilog="Example: laneway review resolve sequence-gap-0123456789ab --action skip --reason 'never sent' "

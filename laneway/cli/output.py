@@ -45,6 +45,7 @@ class Table:
         lists: more lines under a title, such as ACLs.
         facts: single values about the whole, shown in JSON and YAML only.
         items: what JSON and YAML call the rows.
+        tables: further rows of other kinds under a title.
     """
 
     kind: str
@@ -53,13 +54,19 @@ class Table:
     lists: Mapping[str, Sequence[str]] = field(default_factory=dict)
     facts: Mapping[str, Cell] = field(default_factory=dict)
     items: str = "items"
+    tables: Mapping[str, Table] = field(default_factory=dict)
 
     def document(self) -> dict[str, object]:
         """The same as plain values for JSON and YAML."""
-        items = [dict(zip(self.columns, (_plain(cell) for cell in row), strict=True)) for row in self.rows]
+        tables = {name: table.plain_rows() for name, table in self.tables.items()}
         lists = {name: list(lines) for name, lines in self.lists.items()}
         facts = {name: _plain(cell) for name, cell in self.facts.items()}
-        return {"schema": SCHEMA, "kind": self.kind, **facts, self.items: items, **lists}
+        rows = {self.items: self.plain_rows(), **tables}
+        return {"schema": SCHEMA, "kind": self.kind, **facts, **rows, **lists}
+
+    def plain_rows(self) -> list[dict[str, object]]:
+        """The rows as plain values by column."""
+        return [dict(zip(self.columns, (_plain(cell) for cell in row), strict=True)) for row in self.rows]
 
 
 def emit(table: Table, form: Format) -> None:
@@ -127,6 +134,23 @@ def _text(table: Table, *, terminal: bool) -> str:
         markup=False,
         emoji=False,
     )
+    console.print(_grid(table, terminal=terminal))
+    for name, inner in table.tables.items():
+        if inner.rows:
+            console.print(_title(name, terminal=terminal))
+            console.print(_grid(inner, terminal=terminal))
+    for name, lines in table.lists.items():
+        console.print(_title(name, terminal=terminal))
+        for line in lines:
+            console.print(Text(escaped(line)), soft_wrap=True)
+    return "\n".join(line.rstrip() for line in target.getvalue().splitlines()) + "\n"
+
+
+def _title(name: str, *, terminal: bool) -> Text:
+    return Text(f"\n{name.replace('_', '-').upper()}", style="bold" if terminal else "")
+
+
+def _grid(table: Table, *, terminal: bool) -> RichTable:
     grid = RichTable(box=None, pad_edge=False, header_style="bold" if terminal else "")
     for index, column in enumerate(table.columns):
         numeric = bool(table.rows) and all(_is_number(row[index]) for row in table.rows)
@@ -138,12 +162,7 @@ def _text(table: Table, *, terminal: bool) -> str:
         )
     for row in table.rows:
         grid.add_row(*(Text(_shown(cell)) for cell in row))
-    console.print(grid)
-    for name, lines in table.lists.items():
-        console.print(Text(f"\n{name.replace('_', '-').upper()}", style="bold" if terminal else ""))
-        for line in lines:
-            console.print(Text(escaped(line)), soft_wrap=True)
-    return "\n".join(line.rstrip() for line in target.getvalue().splitlines()) + "\n"
+    return grid
 
 
 def _is_number(cell: Cell) -> bool:

@@ -15,7 +15,7 @@ import typer
 from laneway.cli import options
 from laneway.cli.columns import Column, age_text, detailed, instant_text, listed
 from laneway.cli.output import Cell, Format, Table, emit, say
-from laneway.cli.suggested import Asked, asked
+from laneway.cli.suggested import asked
 from laneway.consumer.inspection import offsets as inspect_offsets
 from laneway.consumer.inspection import topics as inspect_topics
 from laneway.consumer.inspection.cases import CaseBook
@@ -30,9 +30,6 @@ from laneway.lanes.forward import CommandAnswer, ReviewNews
 app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Look at the cases that wait for a person, and decide."
 )
-
-# What an action needs besides itself, in a line to be copied.
-_WITH: Final[dict[str, tuple[str, ...]]] = {"replay-with": ("corrected.json",)}
 
 # What a person does next, by reason, in the words of the case. Holding or not is said beside it.
 _NEXT: Final[dict[str, str]] = {
@@ -181,7 +178,8 @@ def show(
     table = detailed("review.show", _details(_now_ms()), [news], output)
     lists = {"commands": [*map(_answered, answers), *map(_waiting, waiting)]}
     if news.resolution is None:
-        lists["next_commands"] = resolving_lines(news, asked(config, sets, bootstrap, group, sources))
+        words = asked(config, sets, bootstrap, group, sources)
+        lists["next_commands"] = words.resolving(news.case_id, news.actions, news.sequence + 1)
     emit(replace(table, lists={name: lines for name, lines in lists.items() if lines}), output)
 
 
@@ -206,18 +204,6 @@ def find_case(settings: Settings, case_id: str, timeout_s: float) -> tuple[Revie
             mend=f"`laneway review list -g {settings.group} --all` shows those there are",
         )
     return found[0], sorted(book.answers.values(), key=lambda answer: answer.answered_ms)
-
-
-def resolving_lines(news: ReviewNews, with_options: Asked) -> list[str]:
-    """The commands that would resolve it, one for each action that is permitted."""
-    return [
-        with_options.line(
-            *("review", "resolve", news.case_id, "--action", action),
-            *_WITH.get(action, (str(news.sequence + 1),) if action == "set-next" else ()),
-            *("--reason", "WHY"),
-        )
-        for action in news.actions
-    ]
 
 
 def _answered(answer: CommandAnswer) -> str:

@@ -23,6 +23,17 @@ class Asked:
         """`laneway WORDS...` with those options, ready to be pasted."""
         return " ".join(quoted(word) for word in ("laneway", *words, *self.words))
 
+    def resolving(self, case_id: str, actions: Sequence[str], set_next: int) -> list[str]:
+        """The commands that would resolve a case, one for each action that is permitted."""
+        further = {"replay-with": ("corrected.json",), "set-next": (str(set_next),)}
+        return [
+            self.line(
+                *("review", "resolve", case_id, "--action", action, *further.get(action, ())),
+                *("--reason", "WHY"),
+            )
+            for action in actions
+        ]
+
 
 def asked(
     config: Path | None,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import shlex
 import time
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
@@ -113,6 +114,16 @@ class Desk:
     def laneway(self, *arguments: str) -> Said:
         """Run a command with -b and -g added."""
         return typed(*arguments, "-b", self.cluster.bootstrap, "-g", self.names.group)
+
+    def local(self, *arguments: str) -> Said:
+        """Run a command that reads the ledgers, wherever they are."""
+        config = self.directory / "worker" / "worker.toml"
+        return typed(*arguments, "-c", str(config))
+
+    def paste(self, line: str) -> Said:
+        """Run a line that a command suggested, as it stands but for its question."""
+        _, *words = shlex.split(line)
+        return typed(*words, "-y")
 
     def resolve(self, case_id: str, action: str, *more: str, reason: str = "looked into it") -> Said:
         """Resolve a case without being asked."""

@@ -1,0 +1,115 @@
+"""Where a key stands, in plain words: why it does not move, and what a person does about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from laneway.cli.columns import age_text, instant_text
+from laneway.cli.suggested import Asked
+from laneway.consumer.inspection.lanes import Waiting
+from laneway.lanes.case import Case
+from laneway.lanes.effect import Effect
+from laneway.lanes.lane import Hold, HoldKind, Lane, Pause
+from laneway.lanes.record import is_lane_of_one
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A lane with all that its ledger knows of it.
+
+    Attributes:
+        name: as the ledger has it.
+        partition_pause: nothing of the whole partition starts.
+        case: the one that holds it.
+        loose: its open cases that hold nothing.
+        parked: sequence, offset and what is known besides; lowest first.
+        effects: by effect key, the last first.
+    """
+
+    name: str
+    topic: str
+    partition: int
+    lane: Lane
+    partition_pause: Pause | None
+    case: Case | None
+    loose: Sequence[Case]
+    parked: Sequence[tuple[int, int, Waiting]]
+    effects: Sequence[tuple[str, Effect]]
+
+    @property
+    def key(self) -> str:
+        """As the publisher has it."""
+        return self.name[1:]
+
+    @property
+    def is_of_one(self) -> bool:
+        """Whether it has no sequence key: nothing but its own effect is ordered."""
+        return is_lane_of_one(self.name)
+
+
+def why(standing: Standing, now_ms: int) -> str:
+    """Why it does not move; or that it does."""
+    found = []
+    for pause, what in ((standing.partition_pause, "the partition"), (standing.lane.pause, "the lane")):
+        if pause is not None:
+            found.append(
+                f"{what} was paused by {pause.actor} at {instant_text(pause.since_ms)}: {pause.reason}"
+            )
+    hold = standing.lane.hold
+    if hold is not None:
+        found.append(_held(hold, standing, now_ms))
+    if found:
+        return ". ".join(each[0].upper() + each[1:] for each in found)
+    if standing.parked:
+        return "Nothing holds it: its parked records are being released"
+    if standing.lane.last is not None:
+        return f"Nothing holds it: sequence {standing.lane.last + 1} runs when it comes"
+    return "Nothing holds it: its next record runs when it comes"
+
+
+def _held(hold: Hold, standing: Standing, now_ms: int) -> str:
+    record = f"the record at offset {hold.offset}" if standing.is_of_one else f"sequence {hold.sequence}"
+    if hold.kind is HoldKind.GAP:
+        return f"{record} has not come, and offset {hold.offset} lies behind it"
+    if hold.kind is HoldKind.RETRY:
+        left_ms = hold.due_ms - now_ms
+        due = f"due in {age_text(left_ms)}" if left_ms > 0 else "due now"
+        at = instant_text(hold.due_ms)
+        return f"{record} failed ({hold.reason}); attempt {hold.attempt} is {due}, at {at}"
+    case = standing.case
+    cause = f" ({case.cause})" if case is not None and case.cause else ""
+    attempts = f" after {case.attempts} attempts" if case is not None and case.attempts > 1 else ""
+    return f"{record} waits for a person{attempts}: {hold.reason}{cause}"
+
+
+def next_words(standing: Standing) -> str:
+    """What a person does now."""
+    if standing.partition_pause is not None or standing.lane.pause is not None:
+        return "Resume it when its reason is gone."
+    hold = standing.lane.hold
+    if hold is None:
+        return "Decide the other cases." if standing.loose else "Nothing."
+    if hold.kind is HoldKind.RETRY:
+        return "Nothing: it runs by itself when it is due."
+    if hold.kind is HoldKind.GAP:
+        return "If it is late, have it sent: it is taken by itself. If it was never meant to come, skip it."
+    return "Do the required check, then one of the commands below."
+
+
+def next_commands(standing: Standing, words: Asked) -> list[str]:
+    """The lines that would move it, ready to be pasted."""
+    partition = ("--partition", str(standing.partition))
+    found = []
+    if standing.partition_pause is not None:
+        found.append(words.line("resume", *partition, "--reason", "WHY"))
+    if standing.lane.pause is not None:
+        lane = ("--effect" if standing.is_of_one else "--lane", standing.key)
+        found.append(words.line("resume", *lane, *partition, "--reason", "WHY"))
+    for case in (standing.case, *standing.loose):
+        if case is not None:
+            first = standing.parked[0][0] if standing.parked else case.sequence + 1
+            found += words.resolving(case.case_id, case.actions, first)
+    if standing.lane.hold is not None and standing.lane.hold.kind is HoldKind.RETRY:
+        found.append(words.line("retry", "list"))
+    return found

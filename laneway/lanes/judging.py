@@ -324,6 +324,8 @@ class Judging:
             self._books.settle(*done, work)
             return False
         record.prior = effect
+        if work.rest_until_ms > now_ms:
+            return None  # what needs no handler is applied meanwhile, a replay waits like any delivery
         return self._start(work, record, now_ms)
 
     def _pause(self, work: Work, record: Record, command: Command, now_ms: int) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import msgspec
 
 from laneway.lanes.admission import Order, next_sequence
-from laneway.lanes.canonical import RULE
+from laneway.lanes.canonical import RULE, payload_hash
 from laneway.lanes.case import Case, case_id, required_check
 from laneway.lanes.effect import Effect, EffectState, check_transition
 from laneway.lanes.forward import Forwarder, Home, raw_of, with_raw
@@ -290,6 +290,9 @@ class Settling:
     ) -> None:
         # Who commands a replay has looked: what the ledger says of the effect is not in the way any more.
         check_transition(record.effect_key, None if record.command else record.prior, state)
+        if not record.payload_hash:
+            # No handler came to take it, and copies must be known by it whatever a person decides.
+            record.payload_hash = payload_hash(record.payload, record.value)
         failed_ms = record.first_failed_ms or (0 if state is EffectState.SUCCEEDED else now_ms)
         done.entries.append(
             PutEffect(

@@ -247,6 +247,8 @@ class Driver:
         effect = self.effect(record.effect_key)
         over = effect is not None and effect.state is EffectState.SUCCEEDED and record.command is None
         assert not over, f"{record} has succeeded before"
+        if record.command is not None:
+            self._acked.discard(record.effect_key)  # a person wants it once more
         if not record.payload_hash:
             record.payload_hash = payload_hash(record.payload, record.value)
         outcome = self.handler(record)
@@ -456,8 +458,6 @@ class Driver:
 
     def _effect_happened(self, record: Record) -> None:
         key = record.effect_key
-        if record.command is not None:
-            self._acked.discard(key)  # a person wants it once more
         assert key not in self._acked, f"{record} happened twice under one ownership"
         self._acked.add(key)
         if key not in self._happened:

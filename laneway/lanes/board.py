@@ -150,7 +150,8 @@ class Board:
         if pause is not None:
             why = f"paused by {pause.actor}: {pause.reason}"
             found[Channel.SOURCE] = found[Channel.RETRY] = why
-        elif self._breaker.is_open:
+        elif self._breaker.is_open and self._lanes.may_start:
+            # With nothing left in memory that could try it, what is read next must.
             found[Channel.SOURCE] = "a dependency is unavailable to many lanes; one at a time tries it"
         elif ledger.open_cases >= rules.max_open_cases:
             found[Channel.SOURCE] = f"{ledger.open_cases} open cases (lanes.max_open_cases_per_partition)"

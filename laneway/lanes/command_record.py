@@ -13,6 +13,7 @@ from laneway.lanes.command import ACTIONS, COMMAND_FORMAT, Command
 from laneway.lanes.envelope import MAX_TEXT_BYTES
 from laneway.lanes.failures import bounded
 from laneway.lanes.forward import Home
+from laneway.lanes.pointer import MAX_INTEGER
 from laneway.lanes.record import Record
 
 _decoder: Final = msgspec.json.Decoder(Command)
@@ -55,6 +56,8 @@ def _fault(command: Command, home: Home) -> str:
     if command.lane and command.lane[0] not in "ke":
         return "broken-command"
     if any(getattr(command, name) is None for name in rule.fields):
+        return "broken-command"
+    if command.sequence is not None and not 0 <= command.sequence <= MAX_INTEGER:
         return "broken-command"
     return ""
 

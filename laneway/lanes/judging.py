@@ -115,6 +115,8 @@ class Judging:
         books.settle(self._resolving.switched(record, command, now_ms), None, None)
         if paused:
             self._lanes.open_gate()
+        else:
+            self._lanes.halt()
 
     def refuse(self, record: Record, why: str, now_ms: int) -> None:
         """A record of the commands topic that is none."""
@@ -288,6 +290,9 @@ class Judging:
             record.effect_key = case.effect_key
             if case.effect_key in self._in_hand:
                 self._in_hand.wait(case.effect_key, work)
+                return None
+            if not self._ledger.is_committed(case.effect_key):
+                self._lanes.await_commit(work)
                 return None
             self._ledger.read_effects((record,), known)
             effect = self._ledger.effect(case.effect_key, known)

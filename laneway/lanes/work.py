@@ -117,6 +117,9 @@ class Lanes:
         if work.commands is None:
             work.commands = deque()
         work.commands.append(record)
+        if work.run is not None:
+            # It waits for the delivery in flight, not for those that would start after it.
+            work.run.stop = True
         self.wake(work)
 
     def wake(self, work: Work) -> None:
@@ -186,6 +189,12 @@ class Lanes:
             del self._here[work.lane]
 
     @property
+    def may_start(self) -> bool:
+        """Whether any lane has something to start, now or when what it waits for has come."""
+        waits = self._ready or self._behind_gate or self._behind_commit or len(self._resting)
+        return bool(waits) or self.running > 0
+
+    @property
     def running(self) -> int:
         """Lanes with a run out."""
         return sum(1 for work in self._here.values() if work.run is not None)
@@ -193,6 +202,10 @@ class Lanes:
     def stop(self) -> None:
         """Let nothing further start; what a handler has in hand may finish."""
         self._ready.clear()
+        self.halt()
+
+    def halt(self) -> None:
+        """Let no run go on behind what a handler has in hand; the rest comes back unstarted."""
         for work in self._here.values():
             if work.run is not None:
                 work.run.stop = True

@@ -11,6 +11,7 @@ import pytest
 from laneway.lanes.case import REASONS, Case
 from laneway.lanes.command import ACTIONS
 from laneway.lanes.effect import EffectState
+from laneway.lanes.record import Record
 from laneway.lanes.verdict import ACK, Outcome, Wait
 from tests.lanes.cases import LATER, POISON, SITUATIONS, UNKNOWN, situation
 from tests.lanes.driver import always, value_of
@@ -87,7 +88,8 @@ def test_a_permitted_action_ends_its_case(reason: str, holds: bool, action: str)
         effect = driver.effect(case.effect_key)
         assert (effect.state.name.lower() if effect is not None else "") == expected
         if action == "mark-done" and reason not in UNTOUCHED:
-            assert effect is not None and effect.result_key == "found/it"
+            assert effect is not None
+            assert effect.result_key == "found/it"
     if not holds:
         assert picture(driver)["lanes"] == before["lanes"]
     driver.check_at_rest()
@@ -157,7 +159,9 @@ def test_a_command_waits_for_the_delivery_in_flight() -> None:
     driver.rest()
     assert driver.answers()[0].event == "applied"
     lane = driver.lane("a")
-    assert lane is not None and lane.last == 1 and lane.pause is not None
+    assert lane is not None
+    assert lane.last == 1
+    assert lane.pause is not None
 
 
 def test_a_command_is_judged_on_what_is_durable() -> None:
@@ -212,7 +216,9 @@ def test_a_replay_that_fails_opens_the_next_case() -> None:
     assert (answer.outcome, answer.next_case) == ("in_review", following.case_id)
     assert following.case_id != case.case_id
     lane = driver.lane("a")
-    assert lane is not None and lane.hold is not None and lane.hold.case_id == following.case_id
+    assert lane is not None
+    assert lane.hold is not None
+    assert lane.hold.case_id == following.case_id
     assert driver.effects() == ["a1"]
     driver.check_at_rest()
 
@@ -261,8 +267,13 @@ def test_a_replay_is_refused_while_the_effect_is_open_elsewhere() -> None:
 def test_a_correction_runs_and_the_original_goes_to_the_dlq() -> None:
     """replay-with: the corrected value runs in its place; what it replaced is kept for people, once."""
     driver, case = situation("unclassified-failure")
-    seen = []
-    driver.handler = lambda r: seen.append(r.value) or ACK
+    seen: list[bytes | None] = []
+
+    def see(record: Record) -> Outcome:
+        seen.append(record.value)
+        return ACK
+
+    driver.handler = see
     corrected = value_of("a", 2, payload={"of": "a correction"})
     driver.applied("replay-with", case, value=corrected)
     assert seen == [corrected, value_of("a", 3)]
@@ -309,7 +320,8 @@ def test_a_correction_that_is_no_good_either_opens_its_own_case() -> None:
     answer = driver.applied("replay-with", case, value=corrected)
     following = driver.case("rejected")
     assert (answer.outcome, answer.next_case) == ("quarantined", following.case_id)
-    assert following.record is not None and following.record.value == corrected
+    assert following.record is not None
+    assert following.record.value == corrected
     assert sorted(letter.value or b"" for letter in driver.dlq) == sorted([corrected, value_of("a", 2)])
     driver.check_at_rest()
 
@@ -410,7 +422,8 @@ def test_a_decision_about_one_delivery_leaves_anothers_effect_alone() -> None:
     driver.turn()
     driver.turn()
     effect = driver.effect("x")
-    assert effect is not None and effect.state is EffectState.RETRY_WAIT
+    assert effect is not None
+    assert effect.state is EffectState.RETRY_WAIT
     driver.handler = always(ACK)
     driver.rest()
     assert driver.effects() == ["x"]
@@ -424,7 +437,9 @@ def test_two_cases_of_one_lane_are_decided_apart() -> None:
     driver.rest()
     driver.applied("mark-done", driver.case("sequence-stale"))
     lane = driver.lane("a")
-    assert lane is not None and lane.hold is not None and lane.hold.case_id == case.case_id
+    assert lane is not None
+    assert lane.hold is not None
+    assert lane.hold.case_id == case.case_id
     assert driver.effects() == ["a1"]
     driver.applied("skip", case)
     assert driver.effects() == ["a1", "a3"]

@@ -32,7 +32,8 @@ class Share:
     """What one partition brings.
 
     Attributes:
-        changes: entries of the changelog, the meta entry last; none when only offsets go.
+        changes: entries of the changelog, the meta entry last. That one goes with every transaction: so no
+            offset of a worker is ever committed beside an empty changelog, and any end can be read back.
         meta_offset: where the meta entry stands in the changelog; -1 until that is known.
         settled, note: what the group is told: offsets by channel, and the note beside the source's.
     """
@@ -52,9 +53,8 @@ class Share:
 
     def offsets(self) -> Offsets:
         """Where each channel stands once this is committed; none goes back."""
-        partition, cut = self.part.partition, self.part.cut
+        partition, marks = self.part.partition, self.part.meta.marks
         self.note = partition.note()
-        marks = cut.meta.marks if cut is not None else {}
         for channel, durable in partition.durable.items():
             mark = marks.get(channel)
             settled = durable if mark is None else mark.frontier
@@ -154,8 +154,7 @@ class Attempt:
             topic, number = share.part.partition.names.ledger, share.part.partition.partition
             # Without a report each: those cost more than all the rest of a record.
             self._records += [(topic, number, key, value) for key, value in share.changes]
-            if share.changes:
-                self._records[-1] = (topic, number, *share.changes[-1], None, share.on_meta)
+            self._records[-1] = (topic, number, *share.changes[-1], None, share.on_meta)
 
     def produce(self, produce: Callable[..., Answer]) -> None:
         """Hand over as many as go now: to one that travels alone, to a full queue, or all of them."""
@@ -203,9 +202,7 @@ class Attempt:
 
         Ours, because then nobody else can have written one behind it, for compaction to keep.
         """
-        return next(
-            (s for s in self.shares if s.changes and s.part in here and not s.part.partition.lost), None
-        )
+        return next((s for s in self.shares if s.part in here and not s.part.partition.lost), None)
 
 
 def _record(entry: Forwarded) -> tuple[Any, ...]:

@@ -229,7 +229,7 @@ class ChangelogTruth:
             return False
         witness = attempt.witness(cycle.parts)
         if witness is None:
-            # Nothing of it is in a changelog of ours: the same offsets may go again.
+            # Nothing of it is left with us.
             return self._again(cycle, Answer(Fate.DONE))
         partition = witness.part.partition
         answer = self._ask(
@@ -302,10 +302,8 @@ class ChangelogTruth:
     def _changes(self, part: PartCycle, now_ms: int) -> list[Change]:
         partition, cut = part.partition, part.cut
         assert partition.ledger is not None
-        if cut is None:
-            return []
-        entries = list(cut.entries())
-        return partition.ledger.changes(entries, cut.meta, self._expired(partition, entries, now_ms))
+        entries = [] if cut is None else list(cut.entries())
+        return partition.ledger.changes(entries, part.meta, self._expired(partition, entries, now_ms))
 
     def _expired(self, partition: Partition, entries: Sequence[object], now_ms: int) -> list[str]:
         """Effects past retention. Asked now, with no other cycle on its way that could write one of them.
@@ -343,6 +341,7 @@ class ChangelogTruth:
         if not any(done is entry.settlement for done in part.cut.settlements):
             return  # it went with one before it
         part.cut = part.partition.board.hold_back(part.cut, entry.settlement, now_ms)
+        part.meta = part.cut.meta
         topic, _ = part.partition.target_of(forward)
         log.warning(
             "%s: cannot publish to %s yet (%s); offset %d is held, other lanes go on",
@@ -368,12 +367,10 @@ class ChangelogTruth:
         """The transaction is committed: ledger, board and partition learn of it."""
         partition, cut = share.part.partition, share.part.cut
         assert partition.ledger is not None and partition.board is not None
+        before = partition.ledger.changelog_mark()
+        topic_id = "" if before is None else before.topic_id
+        partition.ledger.apply_changes(share.changes, ChangelogMark(topic_id, share.meta_offset + 1, now_ms))
         if cut is not None:
-            before = partition.ledger.changelog_mark()
-            topic_id = "" if before is None else before.topic_id
-            partition.ledger.apply_changes(
-                share.changes, ChangelogMark(topic_id, share.meta_offset + 1, now_ms)
-            )
             partition.board.committed(cut)
         for channel, offset in share.settled.items():
             if channel is Channel.SOURCE and partition.committed.get(channel) != offset:

@@ -17,16 +17,23 @@ from typing import Protocol
 
 from laneway.consumer.partition import Partition, State
 from laneway.lanes.board import Cut
+from laneway.lanes.view import Meta
 
 
 class PartCycle:
-    """One partition's share of a cycle. `cut` is None when only old debts to Kafka are paid."""
+    """One partition's share of a cycle.
 
-    __slots__ = ("cut", "partition")
+    Attributes:
+        cut: None when only old debts to Kafka are paid.
+        meta: where the partition stands once the cycle is durable.
+    """
 
-    def __init__(self, partition: Partition, cut: Cut | None) -> None:
+    __slots__ = ("cut", "meta", "partition")
+
+    def __init__(self, partition: Partition, cut: Cut | None, meta: Meta) -> None:
         self.partition = partition
         self.cut = cut
+        self.meta = meta
 
 
 class Cycle:
@@ -174,7 +181,9 @@ class Settler:
             cut = partition.board.cut(now_ms)
             owes = partition.is_behind() or (not urgent and partition.is_note_stale(now_ms))
             if cut is not None or (owes and not partition.lost):
-                parts.append(PartCycle(partition, cut))
+                # With nothing to cut it is what the cycle before has made of it, and stays so in this one.
+                meta = partition.board.meta(now_ms) if cut is None else cut.meta
+                parts.append(PartCycle(partition, cut, meta))
         self._cut_ms = now_ms
         if parts:
             self._number += 1

@@ -343,18 +343,39 @@ def test_an_unknown_end_is_read_back(how: str) -> None:
     ]
 
 
-def test_an_unknown_end_of_offsets_alone_is_sent_again() -> None:
-    """Nothing of it is in a changelog, and the same offsets may be committed twice."""
+def test_the_first_offsets_stand_beside_a_meta_entry() -> None:
+    """A group with offsets and an empty changelog has lost its ledger: nothing else may ever look like it."""
+    worker = Worker(0)
+    worker.advance()
+    worker.settle()
+    assert worker.kafka.transactions == [
+        ({(t, 0) for t in ("invoices", "retry", "commands")}, {("ledger", 0)})
+    ]
+    assert [key for key, _ in worker.changelog(0)] == [codec.META_KEY]
+    mark = worker.ledger(0).changelog_mark()
+    assert mark is not None
+    assert mark.next_offset == 1
+
+
+def test_a_meta_entry_without_a_cycle_tells_what_is_committed() -> None:
+    """What was settled while it was on its way is not in it."""
     worker = Worker(0)
     worker.work(0, ("a", 1))
     worker.settle()
-    worker.kafka.wrong["commit"].append("never")
-    worker.partitions[0].paused = {Channel.SOURCE: "for a reason"}
     worker.now_ms += 5_000
+    worker.partitions[0].paused = {Channel.SOURCE: "for a reason"}
+
+    def more(name: str) -> None:
+        if name == "flush":
+            worker.kafka.meanwhile = lambda _: None
+            worker.work(0, ("a", 2), first=1)
+
+    worker.kafka.meanwhile = more
     worker.settle()
-    worker.advance()
-    assert "for a reason" in worker.kafka.offsets["invoices", 0][1]
-    assert "read_back" not in worker.kafka.calls
+    metas = [
+        codec.decode_meta(value) for key, value in worker.changelog(0) if key == codec.META_KEY and value
+    ]
+    assert [meta.marks[Channel.SOURCE].frontier for meta in metas][-3:] == [1, 1, 2]
 
 
 def test_a_partition_that_left_in_doubt_is_no_witness() -> None:

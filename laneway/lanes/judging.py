@@ -287,13 +287,9 @@ class Judging:
         case = self._ledger.case(command.case_id)
         effect = None
         if case is not None and case.effect_key:
+            if self._is_undecided(case.effect_key, work):
+                return None
             record.effect_key = case.effect_key
-            if case.effect_key in self._in_hand:
-                self._in_hand.wait(case.effect_key, work)
-                return None
-            if not self._ledger.is_committed(case.effect_key):
-                self._lanes.await_commit(work)
-                return None
             self._ledger.read_effects((record,), known)
             effect = self._ledger.effect(case.effect_key, known)
         why = refusal(command, case, work.state, effect)
@@ -312,6 +308,16 @@ class Judging:
         if command.rule.runs:
             return self._run_again(work, record, case, effect, now_ms)
         self._books.settle(*self._resolving.resolved(record, command, case, effect, work.state, now_ms), work)
+        return False
+
+    def _is_undecided(self, effect_key: str, work: Work) -> bool:
+        """Whether an effect is in hand, or what is known of it could still be lost: then the lane waits."""
+        if effect_key in self._in_hand:
+            self._in_hand.wait(effect_key, work)
+            return True
+        if not self._ledger.is_committed(effect_key):
+            self._lanes.await_commit(work)
+            return True
         return False
 
     def _run_again(

@@ -146,15 +146,16 @@ def test_a_case_at_another_version_or_of_another_lane_refuses() -> None:
 def test_a_command_waits_for_the_delivery_in_flight() -> None:
     """4.7: a lane that is in a handler's hands is left alone until the verdict is durable."""
     driver = Operated()
-    driver.produce("a", 1)
+    driver.produce_many("a", 1, 2)
     driver.poll()
     (run,) = driver.hand_out()
+    driver.step(run)
     driver.command("pause", lane="a")
     driver.poll()
     assert driver.hand_out() == []
     driver.settle()
     assert driver.answers() == []
-    driver.step(run)
+    assert not driver.step(run), "what would start behind it stays behind the command"
     driver.finish(run)
     driver.rest()
     assert driver.answers()[0].event == "applied"

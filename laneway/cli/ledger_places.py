@@ -155,9 +155,10 @@ def where(
     )
     settings = loaded.settings
     if state_dir is None:
-        # Nobody who gives -b and -g has to know how the group keeps its ledgers.
-        unknown = ("ledger", "replication") not in loaded.written and not settings.state_dir.exists()
-        from_topic = from_topic or unknown or settings.ledger.replication == "changelog"
+        # Nobody who gives -b and -g alone has to know how the group keeps its ledgers.
+        known = loaded.path is not None or ("ledger", "replication") in loaded.written
+        replicated = settings.ledger.replication == "changelog" if known else not settings.state_dir.exists()
+        from_topic = from_topic or replicated
     ledgers = (
         _Topics(settings, partitions, timeout_s)
         if from_topic

@@ -121,7 +121,8 @@ class ChangelogTruth:
         self._wait_ms = AGAIN_MS
         self._said_ms = 0
         self._fenced = 0
-        self._expired_ms: dict[Partition, int] = {}
+        # When a partition last had nothing past its retention.
+        self._unexpired_ms: dict[Partition, int] = {}
         self._misfits = Misfits()
 
     @property
@@ -311,12 +312,17 @@ class ChangelogTruth:
         What the board has settled and not cut yet stands behind these tombstones in the changelog.
         """
         assert partition.ledger is not None
-        if 0 <= now_ms - self._expired_ms.get(partition, 0) < EXPIRE_EVERY_MS:
+        if 0 <= now_ms - self._unexpired_ms.get(partition, 0) < EXPIRE_EVERY_MS:
             return []
-        self._expired_ms = {p: ms for p, ms in self._expired_ms.items() if p.state is not State.CLOSED}
-        self._expired_ms[partition] = now_ms
+        # More than a cycle can bring, so that they cannot pile up.
+        limit = max(EXPIRE_AT_ONCE, 2 * len(entries))
+        expired = partition.ledger.expired(now_ms - self._retention_ms, limit)
+        if not expired:
+            self._unexpired_ms = {
+                p: ms for p, ms in self._unexpired_ms.items() if p.state is not State.CLOSED
+            }
+            self._unexpired_ms[partition] = now_ms
         touched = {entry.effect_key for entry in entries if type(entry) is PutEffect}
-        expired = partition.ledger.expired(now_ms - self._retention_ms, EXPIRE_AT_ONCE)
         return [key for key in expired if key not in touched]
 
     # -- sent

@@ -199,6 +199,8 @@ class Partition:
         if not blocked and self.outbox:
             oldest = next(iter(self.outbox.values())).forward
             blocked = f"{oldest.kind.name.lower()} of offset {oldest.offset} not published"
+        elif not blocked and board.held_back:
+            blocked = f"{board.held_back} settlements whose topics take nothing"
         note = CommitNote(
             running=board.running,
             waiting=board.in_memory,

@@ -97,7 +97,7 @@ class Worker:
             journal=cast("Journal", self.journal),
             retention_ms=RETENTION_MS,
         )
-        self.settler = Settler(truth, max_ms=1, max_records=1000, crash_point=self.steps.append)
+        self.settler = Settler(truth, max_ms=1, max_records=10_000, crash_point=self.steps.append)
         self.partitions = {number: self._partition(number, epoch) for epoch, number in enumerate(numbers)}
 
     def _partition(self, number: int, epoch: int) -> Partition:
@@ -137,7 +137,7 @@ class Worker:
             self.envelope.read(record, "invoices", number)
             read.append(record)
         board.admit(read, self.now_ms)
-        for run in board.next_runs(1000, self.now_ms):
+        for run in board.next_runs(10_000, self.now_ms):
             for record in run.records:
                 record.payload_hash = payload_hash(record.payload, record.value)
                 run.outcomes.append(outcome)
@@ -427,7 +427,9 @@ def test_a_forward_that_nobody_takes_holds_its_lane_and_no_other() -> None:
     assert worker.dead_letters() == []
     assert worker.lasts(0, "b") == [1]
     assert worker.lasts(0, "a") == []
-    assert worker.kafka.offsets["invoices", 0][0] == 0
+    offset, note = worker.kafka.offsets["invoices", 0]
+    assert offset == 0
+    assert "1 settlements whose topics take nothing" in note
     assert ("saved", 0, 0) not in worker.journal.lines
     worker.kafka.refuses = lambda *_: None
     worker.settle()
@@ -505,6 +507,19 @@ def test_effects_past_retention_leave_with_a_tombstone() -> None:
     assert worker.ledger(0).effects(["b1"])[0] is not None
     tombstones = [key for key, value in worker.changelog(0) if value is None and key.startswith(b"e")]
     assert tombstones == [codec.effect_key("a1")]
+
+
+def test_expiry_keeps_up_with_any_rate() -> None:
+    """Each cycle may forget more than it brings, so what is past its time cannot pile up."""
+    worker = Worker(0)
+    worker.work(0, *((f"lane {number}", 1) for number in range(3000)))
+    worker.settle()
+    worker.now_ms += RETENTION_MS + 1
+    for number in range(3):
+        worker.work(0, ("a", number + 1), first=3000 + number)
+        worker.settle()
+    tombstones = [key for key, value in worker.changelog(0) if value is None and key.startswith(b"e")]
+    assert len(tombstones) == 3000
 
 
 def test_a_producer_with_broken_connections_is_replaced() -> None:

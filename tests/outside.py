@@ -150,7 +150,11 @@ class Outside:
         key = (run.partition, run.record.effect_key)
         before = self._last.get(key)
         self._last[key] = run
-        if before is None or (before.outcome == "failed" and before.attempt != run.attempt):
+        # Failed, and counted: another attempt, or a correction of what was refused.
+        if before is None or (
+            before.outcome == "failed"
+            and (before.attempt, before.record.offset) != (run.attempt, run.record.offset)
+        ):
             return
         if before.outcome != "failed" or before.owner != run.owner:
             how = before.outcome or "still under way"
@@ -159,7 +163,11 @@ class Outside:
     def _check_ledger(self, run: HandlerRun, ledger: LedgerState) -> None:
         effect = ledger.effects.get(run.record.effect_key)
         state = effect.state if effect is not None else EffectState.QUEUED
-        if run.attempt > 1:
+        if self._once:
+            intent = (state, effect.offset, effect.attempt) if effect is not None else None
+            if intent != (EffectState.RUNNING, run.record.offset, run.attempt):
+                self._broken(3, f"attempt {run.attempt} starts before it is known to: {intent}", run)
+        elif run.attempt > 1:
             if effect is None or state is not EffectState.RETRY_WAIT or effect.attempt != run.attempt - 1:
                 known = "nothing" if effect is None else f"{state.name}, {effect.attempt} attempts"
                 self._broken(3, f"attempt {run.attempt} starts, the ledger says {known}", run)

@@ -166,7 +166,7 @@ class FakeConsumer:
 
     def close(self) -> None:
         """Give everything back and leave."""
-        if self._closed or self._member is None:
+        if self._closed or self._member is None or self._host.is_dead:
             return
         member, group = self._member, self._cluster.group
         if group.has(member):

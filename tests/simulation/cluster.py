@@ -25,6 +25,11 @@ class Host(Protocol):
         """The number of this start of the process."""
         ...
 
+    @property
+    def is_dead(self) -> bool:
+        """Whether it has ended."""
+        ...
+
     def pulse(self, act: str) -> None:
         """An act of the process: it may end right here."""
         ...

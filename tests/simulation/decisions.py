@@ -54,7 +54,7 @@ class Decisions:
         for topic, number in transaction.places:
             if topic != LEDGER:
                 self._check_forwards(transaction, topic, number)
-        for number in parts:
+        for number in sorted({number for _, number in transaction.offsets}):
             self._check_offsets(transaction, number)
 
     def expired(self, transaction: Transaction) -> None:
@@ -114,10 +114,10 @@ class Decisions:
 
     def _check_offsets(self, transaction: Transaction, number: int) -> None:
         meta = self.changelogs.truth(number).meta
-        assert meta is not None
+        marks = meta.marks if meta is not None else {}
         for channel in (Channel.SOURCE, Channel.RETRY):
             place = (_TOPICS[channel], number)
-            offset, mark = transaction.offsets.get(place), meta.marks.get(channel)
+            offset, mark = transaction.offsets.get(place), marks.get(channel)
             if offset is None:
                 raise Broken(7, f"a transaction without an offset of {place[0]}", partition=number)
             if mark is not None and mark.frontier != offset:

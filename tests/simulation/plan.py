@@ -144,7 +144,7 @@ CHANGELOG_FAULTS = {
 }
 """More of them, where the ledger follows its partition."""
 
-CHANGELOG_SHARE = 0.0
+CHANGELOG_SHARE = 0.4
 REVIEW_SHARE = 0.35
 
 

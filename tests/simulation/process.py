@@ -67,8 +67,7 @@ class Process:
         self._idle_acts = 0
         self.journal = SimJournal(self)
         self.consumer: FakeConsumer
-        self.producer: FakeProducer
-        self.transactional: FakeTransactionalProducer | None = None
+        self.producer: FakeProducer | FakeTransactionalProducer | None = None
         world.acting = self
         self.worker = Worker(
             world.settings,

@@ -112,7 +112,7 @@ class _Edge:
     def new_producer(self, _: Settings, *, max_message_bytes: int | None) -> FakeProducer:
         mine = self._host()
         world = mine.world
-        mine.producer = FakeProducer(
+        producer = mine.producer = FakeProducer(
             world.cluster,
             mine,
             world.plan.config.partitions,
@@ -120,14 +120,14 @@ class _Edge:
             world.watch.on_landed,
             world.watch.refuses,
         )
-        return mine.producer
+        return producer
 
     def new_transactional_producer(
         self, _: Settings, name: str, *, max_message_bytes: int | None = None, error_cb: Any = None
     ) -> FakeTransactionalProducer:
         mine = self._host()
         world = mine.world
-        mine.transactional = FakeTransactionalProducer(
+        producer = mine.producer = FakeTransactionalProducer(
             world.cluster,
             mine,
             name,
@@ -136,7 +136,7 @@ class _Edge:
             world.watch.refuses,
             error_cb,
         )
-        return mine.transactional
+        return producer
 
     def new_reader(self, _: Settings, *, committed: bool) -> FakeReader:
         mine = self._host()

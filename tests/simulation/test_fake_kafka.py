@@ -23,6 +23,7 @@ class Host:
     """A process that never dies."""
 
     ident = 1
+    is_dead = False
 
     def pulse(self, act: str) -> None:
         """It lives."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import laneway
@@ -74,6 +75,7 @@ class Watch:
         self.fates: dict[tuple[int, str], Fate] = {}
         self.clock_jumped = False
         self.power_losses = 0
+        self._due: dict[tuple[int, str], int] = {}
         self._handled: Counter[tuple[int, str]] = Counter()
         self._in_hand: HandlerRun | None = None
         self._attempt = 1
@@ -99,7 +101,7 @@ class Watch:
             self._world.tell(process, text, number, published.lane)
         self.outside.begins(act, ledger)
         if record.attempt > 1 and not self.clock_jumped:
-            due_ms = ledger.effects[published.effect_key].due_ms
+            due_ms = self._due[number, published.effect_key]
             if self._world.clock.now_ms < due_ms:
                 raise Broken(
                     11, f"{record} runs {due_ms - self._world.clock.now_ms} ms early", partition=number
@@ -254,6 +256,8 @@ class Watch:
         effect = entry.effect
         if effect is not None and effect.state is EffectState.SUCCEEDED:
             self.outside.check_recorded(process, partition, entry.effect_key)
+        elif effect is not None and effect.state is EffectState.RETRY_WAIT:
+            self._due[partition, entry.effect_key] = effect.due_ms
         elif effect is not None and effect.state is EffectState.QUARANTINED:
             self._corrected.add((partition, entry.effect_key, effect.payload_hash))
 
@@ -276,6 +280,7 @@ class Watch:
         live = self._world.live()
         if len(live) < self._world.plan.config.partitions or self._world.group.is_waiting:
             return "partitions without a live owner"
+        self._world.cluster.coordinator.expire()
         if self._world.cluster.coordinator.pending():
             return "a transaction is open"
         for process in self._world.processes:
@@ -334,13 +339,17 @@ class Watch:
                 assert isinstance(ledger, Handle)
                 self.decisions.check_followed(number, ledger.state)
             check_counts(number, seen, counted)
-            check_holds(number, seen)
+            check_holds(number, seen, partial(self._is_unread, number, committed if stopped else None))
             read = [record for record in faults if record.offset < committed]
             check_forwarded(number, seen, self.forwarded, read)
         assert config.partitions == len(self._world.live())
 
     def _seen(self, number: int) -> _State:
         return self.truth(number) if self._world.plan.config.changelog else self._world.disks[0].seen(number)
+
+    def _is_unread(self, number: int, stopped_at: int | None, offset: int) -> bool:
+        record = self.books.by_place.get((number, offset))
+        return (stopped_at is not None and offset >= stopped_at) or (record is not None and record.gone)
 
     def _check_pauses(self, partition: Partition, cases: dict[str, Case]) -> bool:
         """Whether the source stands still for a reason that is true; nothing else may."""

@@ -224,10 +224,8 @@ class World:
                 self.cluster.land_late_end()
             elif process.consumer.on_the_way and self.random.random() < 0.5:
                 process.consumer.land_one()
-            elif process.producer.on_the_way:
+            elif process.producer is not None and process.producer.on_the_way:
                 process.producer.land_one()
-            elif process.transactional is not None and process.transactional.on_the_way:
-                process.transactional.land_one()
             self._moved = True
 
     def meanwhile(self) -> None:
@@ -293,12 +291,18 @@ class World:
             self._returns = []
 
     def sleep(self, seconds: float) -> None:
-        """Somebody sleeps; on a strand of its own the others go on meanwhile."""
-        strand = Strand.here()
+        """Somebody sleeps; the others go on meanwhile, and so do the other threads of its process."""
+        strand, sleeper = Strand.here(), self.acting
         if strand is None or not self.cluster.is_calm:
             self.clock.advance(int(seconds * 1000) + 1)
         if strand is not None:
             strand.pause()
+        elif self.plan.config.changelog and sleeper is not None:
+            self.meanwhile()
+            if sleeper.has_jobs:
+                sleeper.do_job()
+            if sleeper.is_dead:
+                raise Died
 
     def _finish(self, process: Process) -> None:
         threads = process.threads
@@ -315,12 +319,8 @@ class World:
         while process.consumer.on_the_way:
             process.consumer.land_one()
             self._moved = True
-        while process.producer.on_the_way:
+        while process.producer is not None and process.producer.on_the_way:
             process.producer.land_one()
-            self._moved = True
-        transactional = process.transactional
-        while transactional is not None and transactional.on_the_way:
-            transactional.land_one()
             self._moved = True
         self.cluster.coordinator.mark_all()
 
@@ -370,9 +370,8 @@ class World:
         self._gone.append((process.ident, self.step + self.random.randint(0, 25)))
         if self.random.random() < 0.5:
             process.consumer._travelling.clear()
-            process.producer._travelling.clear()
-            if process.transactional is not None:
-                process.transactional._travelling.clear()
+            if process.producer is not None:
+                process.producer._travelling.clear()
 
     def over(self, process: Process) -> None:
         """A process is over, for whatever reason; it comes back later."""

@@ -287,13 +287,13 @@ class Board:
 
     @property
     def in_memory(self) -> int:
-        """Records in memory that are not settled; retries that wait for their time are not among them."""
-        return self._books.in_memory
+        """Records in memory that are not settled, or held back; of retries only those that are due."""
+        return self._books.in_memory + self._books.held_back
 
     @property
     def in_memory_bytes(self) -> int:
         """Their bytes."""
-        return self._books.in_memory_bytes
+        return self._books.in_memory_bytes + self._books.held_back_bytes
 
     @property
     def handed_over(self) -> dict[Channel, int]:

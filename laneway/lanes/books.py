@@ -96,6 +96,8 @@ class Books:
         self._held_back: list[Settlement] = []
         self._again_ms = 0
         self._wait_ms = HELD_BACK_MS
+        self._refused = 0
+        self._numbered = 0
 
     # -- what happened
 
@@ -109,7 +111,7 @@ class Books:
             barrier: nothing of the lane may start before this is durable.
         """
         record = settlement.record
-        self._settled.append(settlement)
+        self._append(settlement)
         self.ledger.book(settlement.entries, self.cycle)
         if work is not None:
             work.touched = self.cycle
@@ -136,6 +138,17 @@ class Books:
 
     def already_settled(self, settlement: Settlement) -> None:
         """A position that the ledger knows came again; nothing changes but the journal."""
+        self._append(settlement)
+
+    def switch(self, settlement: Settlement, pause: Pause | None) -> None:
+        """Book a command that pauses the partition, or lets it go on."""
+        settlement.switched = (self.pause,)
+        self.pause = pause
+        self.settle(settlement, None, None)
+
+    def _append(self, settlement: Settlement) -> None:
+        self._numbered += 1
+        settlement.number = self._numbered
         self._settled.append(settlement)
 
     def intend(self, effect_key: str, effect: Effect | None, work: Work) -> None:
@@ -174,6 +187,11 @@ class Books:
         """Settlements that wait because something cannot be published."""
         return len(self._held_back)
 
+    @property
+    def held_back_bytes(self) -> int:
+        """The size of their records."""
+        return sum(done.record.size_bytes for done in self._held_back)
+
     def cut(self, now_ms: int) -> Cut | None:
         """Take what happened since the last cut, with the frontiers it leads to."""
         is_due = bool(self._held_back) and not self._again_ms - self._wait_ms <= now_ms < self._again_ms
@@ -206,8 +224,11 @@ class Books:
         kept, behind = _apart(cut.settlements[first + 1 :], [settlement])
         held = [settlement, *behind]
         self._hold(held)
-        self._again_ms = now_ms + self._wait_ms
-        self._wait_ms = min(2 * self._wait_ms, LONGEST_HELD_BACK_MS)
+        if cut.number != self._refused:
+            # Once for each cut: ten lanes that are refused together are one refusal.
+            self._refused = cut.number
+            self._again_ms = now_ms + self._wait_ms
+            self._wait_ms = min(2 * self._wait_ms, LONGEST_HELD_BACK_MS)
         meta = cut.meta
         cases, parked, parked_bytes = _counts(held)
         rest = msgspec.structs.replace(
@@ -216,6 +237,7 @@ class Books:
             open_cases=meta.open_cases - cases,
             parked=meta.parked - parked,
             parked_bytes=meta.parked_bytes - parked_bytes,
+            pause=_pause_without(meta.pause, held),
         )
         return msgspec.structs.replace(cut, settlements=cut.settlements[:first] + kept, meta=rest)
 
@@ -231,7 +253,7 @@ class Books:
             written_ms=now_ms,
             parked=self.ledger.parked_records - parked,
             handed_over=dict(self.handed_over),
-            pause=self.pause,
+            pause=_pause_without(self.pause, self._held_back),
         )
 
     def committed(self, cut: Cut) -> None:
@@ -246,7 +268,8 @@ class Books:
                 self.lanes.let_go(work_done)
 
     def _hold(self, settlements: list[Settlement]) -> None:
-        self._held_back += settlements
+        # In the order they were made, whichever was refused first: the last one of a lane counts.
+        self._held_back = sorted((*self._held_back, *settlements), key=lambda done: done.number)
         self.in_hand.keep_longer({done.record.effect_key for done in settlements})
         self._book_later(settlements, _HELD_BACK)
 
@@ -279,19 +302,30 @@ def _apart(
     settlements: Iterable[Settlement], behind: Iterable[Settlement]
 ) -> tuple[list[Settlement], list[Settlement]]:
     """Those that may go before `behind`, and those that share a lane or an effect with it, in order."""
-    lanes = {done.record.lane for done in behind} - {""}
-    effects = {done.record.effect_key for done in behind} - {""}
+    taken = {name for done in behind for name in _names(done)}
     go: list[Settlement] = []
     stay: list[Settlement] = []
     for done in settlements:
-        record = done.record
-        if record.lane in lanes or record.effect_key in effects:
-            stay.append(done)
-            lanes |= {record.lane} - {""}
-            effects |= {record.effect_key} - {""}
-        else:
+        names = _names(done)
+        if taken.isdisjoint(names):
             go.append(done)
+        else:
+            stay.append(done)
+            taken.update(names)
     return go, stay
+
+
+def _names(done: Settlement) -> list[tuple[str, str]]:
+    """What a settlement has in common with those that must not become durable without it."""
+    if done.switched is not None:
+        return [("partition", "")]
+    record = done.record
+    return [(k, name) for k, name in (("lane", record.lane), ("effect", record.effect_key)) if name]
+
+
+def _pause_without(pause: Pause | None, held: Iterable[Settlement]) -> Pause | None:
+    """The pause of the partition as if these had not happened."""
+    return next((done.switched[0] for done in held if done.switched is not None), pause)
 
 
 def _counts(settlements: Iterable[Settlement]) -> tuple[int, int, int]:

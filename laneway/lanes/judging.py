@@ -111,8 +111,8 @@ class Judging:
         if why := _refusal_of_pause(command, "the partition", paused=paused):
             books.settle(self._resolving.refused(record, why, now_ms), None, None)
             return
-        books.pause = None if paused else pause_of(command, now_ms)
-        books.settle(self._resolving.switched(record, command, now_ms), None, None)
+        pause = None if paused else pause_of(command, now_ms)
+        books.switch(self._resolving.switched(record, command, now_ms), pause)
         if paused:
             self._lanes.open_gate()
         else:

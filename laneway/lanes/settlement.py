@@ -9,6 +9,7 @@ from __future__ import annotations
 from enum import Enum
 
 from laneway.lanes.forward import Forward
+from laneway.lanes.lane import Pause
 from laneway.lanes.record import Record
 from laneway.lanes.view import Entry
 
@@ -33,9 +34,22 @@ class Settlement:
         result_key: of a success, or of the success that a duplicate found.
         ends: False while the record is only stored and will settle again when it is released.
         events: further journal lines in order: (event, reason or case id).
+        number: settlements of a board in the order they were made.
+        switched: of a command that paused or resumed the partition: the pause until then, in a tuple.
     """
 
-    __slots__ = ("ends", "entries", "events", "forwards", "how", "reason", "record", "result_key")
+    __slots__ = (
+        "ends",
+        "entries",
+        "events",
+        "forwards",
+        "how",
+        "number",
+        "reason",
+        "record",
+        "result_key",
+        "switched",
+    )
 
     def __init__(
         self,
@@ -53,3 +67,5 @@ class Settlement:
         self.ends = True
         self.forwards: list[Forward] = []
         self.events: list[tuple[str, str]] = []
+        self.number = 0
+        self.switched: tuple[Pause | None] | None = None

@@ -78,7 +78,8 @@ def _held(hold: Hold, standing: Standing, now_ms: int) -> str:
         at = instant_text(hold.due_ms)
         return f"{record} failed ({hold.reason}); attempt {hold.attempt} is {due}, at {at}"
     case = standing.case
-    cause = f" ({case.cause})" if case is not None and case.cause else ""
+    said = [each for each in (case.cause, case.note) if each] if case is not None else []
+    cause = f" ({': '.join(said)})" if said else ""
     attempts = f" after {case.attempts} attempts" if case is not None and case.attempts > 1 else ""
     return f"{record} waits for a person{attempts}: {hold.reason}{cause}"
 

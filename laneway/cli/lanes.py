@@ -312,6 +312,7 @@ def explain(
         table = detailed("lanes.explain", details, standings, output, answers.facts)
         parked = [each for standing in standings for each in standing.parked]
         effects = [each for standing in standings for each in standing.effects[:recent]]
+        lines = [line for standing in standings for line in next_commands(standing, words)]
         emit(
             Table(
                 table.kind,
@@ -322,7 +323,7 @@ def explain(
                     "parked_records": listed("", _parked_columns(now_ms), parked[:_PARKED_SHOWN], output),
                     "recent": listed("", _effect_columns(now_ms), effects, output),
                 },
-                lists={"next_commands": [line for each in standings for line in next_commands(each, words)]},
+                lists={"next_commands": lines} if lines or output is not Format.TABLE else {},
             ),
             output,
         )

@@ -319,7 +319,7 @@ def _resolve_one(
             answer.why, where=f"case {case_id}", mend=f"{words.line('review', 'show', case_id)}"
         )
     if answer.next_case:
-        say(f"it ended as {answer.outcome}, in a new case: {words.line('review', 'show', answer.next_case)}")
+        say(f"its delivery ended in a new case: {words.line('review', 'show', answer.next_case)}")
 
 
 def _refuse(news: ReviewNews, action: str) -> None:

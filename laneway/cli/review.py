@@ -207,7 +207,7 @@ def find_case(settings: Settings, case_id: str, timeout_s: float) -> tuple[Revie
 
 
 def _answered(answer: CommandAnswer) -> str:
-    ended = f", ended as {answer.outcome}" if answer.outcome else ""
+    ended = f", its delivery: {answer.outcome}" if answer.outcome else ""
     further = f", in case {answer.next_case}" if answer.next_case else ""
     refused = f": {answer.why}" if answer.why else ""
     return (

@@ -62,7 +62,7 @@ class Books:
         full_lanes: lanes at the bound of what may be parked.
         handed_over: by channel, the highest offset that handlers may have seen.
         pause: set while an operator lets nothing of the partition start.
-        moved: a frontier moved without a settlement, or an intent was noted.
+        moved: a frontier moved without a settlement, or an intent was noted, or the ledger is new.
     """
 
     def __init__(
@@ -84,7 +84,8 @@ class Books:
         self.in_memory_bytes = 0
         self.handed_over: dict[Channel, int] = dict(meta.handed_over) if meta is not None else {}
         self.pause: Pause | None = meta.pause if meta is not None else None
-        self.moved = False
+        # A new ledger says in its first cycle where it begins: then a worker's offsets never stand alone.
+        self.moved = meta is None
         self.cycle = 1
         self.frontiers: dict[Channel, Frontier] = {
             channel: reopened(start, marks.get(channel)) for channel, start in starts.items()

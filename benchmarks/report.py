@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -13,9 +14,10 @@ from typing import Final, Literal
 import confluent_kafka
 import msgspec
 
+from benchmarks.restore import Alone, Beside, Restored
 from benchmarks.subject import Measured, Name
 
-SCHEMA: Final = 1
+SCHEMA: Final = 2
 _BASE: Final = "bare-json"
 
 
@@ -40,6 +42,8 @@ class Report(msgspec.Struct):
     Attributes:
         load_before: load average over a minute when it began: a busy machine makes poor figures.
         runs: by case, in the order of the rounds.
+        load_after: the same at the end.
+        restore: None when it was left out.
     """
 
     schema: int
@@ -58,6 +62,8 @@ class Report(msgspec.Struct):
     value_bytes: dict[int, int] = {}
     cases: list[Case] = []
     runs: dict[str, list[Measured]] = {}
+    load_after: float = 0.0
+    restore: Restored | None = None
 
 
 def describe(broker: str, records: int, partitions: int, rounds: int, *, short: bool) -> Report:
@@ -79,8 +85,8 @@ def describe(broker: str, records: int, partitions: int, rounds: int, *, short: 
                 for name in ("laneway", "confluent-kafka", "msgspec", "pydantic", "rocksdict")
             },
         },
-        conditions="one process, replication=local, pydantic payload of 4 fields, sync no-op handler, "
-        "16 worker threads, empty ledger, classic group protocol; other settings at their defaults",
+        conditions="one process, replication as the subject says, pydantic payload of 4 fields, sync no-op "
+        "handler, 16 worker threads, empty ledger, classic group protocol; other settings at their defaults",
         records=records,
         partitions=partitions,
         rounds=rounds,
@@ -93,16 +99,19 @@ def render(report: Report) -> str:
     lines = [
         f"taken    {report.taken_at}" + ("   SHORT FORM: a look, no figure" if report.short else ""),
         f"machine  {report.machine}, {report.cpus} CPUs, {report.memory_gib} GiB, "
-        f"load {report.load_before} before it began",
+        f"load {report.load_before} before it began, {report.load_after} at the end",
         f"broker   {report.broker}, on the same machine",
         "versions " + ", ".join(f"{name} {number}" for name, number in report.versions.items()),
         f"laneway  {report.conditions}",
-        f"load     {report.records:,} records on {report.partitions} partitions; {loads}",
-        f"medians of {report.rounds} rounds; every ratio is taken inside a round",
-        "",
-        f"{'subject':<36}{'records/s':>11}{'wall us':>9}{'cpu us':>9}{'x bare json':>13}"
-        f"{'x bare msgspec':>16}{'x commit each':>15}",
     ]
+    if report.cases:
+        lines += [
+            f"load     {report.records:,} records on {report.partitions} partitions; {loads}",
+            f"medians of {report.rounds} rounds; every ratio is taken inside a round",
+            "",
+            f"{'subject':<36}{'records/s':>11}{'wall us':>9}{'cpu us':>9}{'x bare json':>13}"
+            f"{'x bare msgspec':>16}{'x commit each':>15}",
+        ]
     for case in report.cases:
         runs = report.runs[case.name]
         wall_us = median(1e6 / run.per_second for run in runs)
@@ -112,7 +121,33 @@ def render(report: Report) -> str:
             f"{_ratio(report, case, _BASE):>13}{_ratio(report, case, 'bare-msgspec'):>16}"
             f"{_ratio(report, case, 'commit-each'):>15}"
         )
+    if report.restore is not None:
+        lines += ["", *_restore_lines(report.restore)]
     return "\n".join(lines)
+
+
+def _restore_lines(restored: Restored) -> list[str]:
+    """The restore: its rate, its memory, and what the live partition beside it did."""
+    alone, beside = restored.alone, restored.beside
+
+    def of_alone(figure: Callable[[Alone], float]) -> str:
+        return f"{median(map(figure, alone)):,.0f}"
+
+    def of_beside(figure: Callable[[Beside], float]) -> str:
+        return f"{median(map(figure, beside)):,.0f}"
+
+    ratio = median(2 * run.during_per_s / (run.before_per_s + run.after_per_s) for run in beside)
+    return [
+        f"restore of {alone[0].entries:,} changelog entries, medians of {len(alone)} round(s)",
+        f"{'alone':<36}{of_alone(lambda run: run.entries / run.restore_s):>11} entries/s; resident MiB "
+        f"{of_alone(lambda run: run.before_mib)} before, {of_alone(lambda run: run.peak_mib)} at most",
+        f"{'beside a live partition':<36}{of_beside(lambda run: run.entries / run.restore_s):>11} entries/s; "
+        f"resident MiB {of_beside(lambda run: run.before_mib)} before, "
+        f"{of_beside(lambda run: run.peak_mib)} at most, {of_beside(lambda run: run.after_mib)} after",
+        f"{'that live partition':<36}{of_beside(lambda run: run.during_per_s):>11} records/s; "
+        f"{of_beside(lambda run: run.before_per_s)} before, {of_beside(lambda run: run.after_per_s)} after "
+        f"({restored.window_s:g} s each): {ratio:.2f} of what it does without",
+    ]
 
 
 def _ratio(report: Report, case: Case, base: str) -> str:

@@ -30,7 +30,7 @@ from laneway.consumer.kafka.cluster import Cluster
 from laneway.consumer.settings.model import JournalSettings, LanesSettings, LedgerSettings, Settings
 from laneway.consumer.start import build_worker
 
-Name = Literal["bare-json", "bare-msgspec", "commit-each", "laneway"]
+Name = Literal["bare-json", "bare-msgspec", "commit-each", "local", "changelog"]
 BATCH: Final = 1000
 ASK_EVERY_S: Final = 0.002
 
@@ -42,7 +42,7 @@ class Task(msgspec.Struct, frozen=True):
         ends: by partition, the offset behind its last record.
         limit: records after which it stops by itself.
         deadline_s: after which it gives up, from its start.
-        journal: level of the journal; Laneway only.
+        journal, workers: level of the journal and threads; Laneway only.
     """
 
     subject: Name
@@ -178,23 +178,30 @@ class Reminder(BaseModel):
 
 
 def _laneway(task: Task) -> Measured:
-    """A whole worker, in `local` mode, with a handler that does nothing."""
+    """A whole worker, `local` or `changelog`, with a handler that does nothing."""
     span = _Span()
     all_handled = threading.Event()
     calls = count(1)
     expected = task.limit
-    pipeline: Pipeline[Any] = Pipeline(payload=Reminder)
 
-    @pipeline.handler
-    def remind(delivery: Delivery[Reminder]) -> None:  # noqa: ARG001 - that is what no-op means
+    def count_call() -> None:
         call = next(calls)
         if call == 1:
             span.start()
         if call >= expected:
             all_handled.set()
 
+    pipeline = no_op(count_call)
     with TemporaryDirectory(prefix="laneway-bench-") as directory:
-        settings = _settings(task, Path(directory))
+        settings = worker_settings(
+            Path(directory),
+            bootstrap=task.bootstrap,
+            group=task.group,
+            sources=(task.topic,),
+            replication=task.subject,
+            journal=task.journal,
+            workers=task.workers,
+        )
         with Cluster(settings) as cluster:
             topics.create(settings, cluster)
         worker = build_worker(settings, pipeline)
@@ -217,16 +224,36 @@ def _laneway(task: Task) -> Measured:
     return found[0]
 
 
-def _settings(task: Task, directory: Path) -> Settings:
-    """The defaults, but for what every start must write."""
+def no_op(count_call: Callable[[], None]) -> Pipeline[Any]:
+    """A pipeline that validates its payload and does nothing with it, but count."""
+    pipeline: Pipeline[Any] = Pipeline(payload=Reminder)
+
+    @pipeline.handler
+    def remind(delivery: Delivery[Reminder]) -> None:  # noqa: ARG001 - that is what no-op means
+        count_call()
+
+    return pipeline
+
+
+def worker_settings(
+    directory: Path,
+    *,
+    bootstrap: str,
+    group: str,
+    sources: tuple[str, ...],
+    replication: str,
+    journal: Literal["all", "exceptions", "off"] = "exceptions",
+    workers: int = 16,
+) -> Settings:
+    """The defaults, but for what every start must write. State and journal go to `directory`."""
     return Settings(
-        bootstrap=task.bootstrap,
-        group=task.group,
-        sources=(task.topic,),
+        bootstrap=bootstrap,
+        group=group,
+        sources=sources,
         state_dir=directory / "state",
-        lanes=LanesSettings(workers=task.workers),
-        ledger=LedgerSettings.model_validate({"replication": "local", "min_free": 64 * 2**20}),
-        journal=JournalSettings(path=str(directory / "journal.ndjson"), level=task.journal),
+        lanes=LanesSettings(workers=workers),
+        ledger=LedgerSettings.model_validate({"replication": replication, "min_free": 64 * 2**20}),
+        journal=JournalSettings(path=str(directory / "journal.ndjson"), level=journal),
     )
 
 
@@ -257,7 +284,7 @@ def main() -> int:
             measured = _bare(task, msgspec.json.decode)
         case "commit-each":
             measured = _commit_each(task)
-        case "laneway":
+        case "local" | "changelog":
             measured = _laneway(task)
     print(msgspec.json.encode(measured).decode())
     return 0

@@ -6,17 +6,23 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from benchmarks.subject import Measured, Task
 
 _GRACE_S = 30.0
-_REPOSITORY = Path(__file__).resolve().parents[1]
+REPOSITORY: Final = Path(__file__).resolve().parents[1]
 
 
 class SubjectFailedError(Exception):
     """A subject ended without a figure."""
+
+
+def subject_environment() -> dict[str, str]:
+    """Without settings of the shell: what is measured stands in the task."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("LANEWAY_")}
 
 
 def measure(task: Task) -> Measured:
@@ -25,13 +31,11 @@ def measure(task: Task) -> Measured:
     Raises:
         SubjectFailedError: it failed, or did not end in time (it is dead by then).
     """
-    # Settings of the shell must not reach the subject: what is measured stands in the task.
-    env = {name: value for name, value in os.environ.items() if not name.startswith("LANEWAY_")}
     try:
         ended = subprocess.run(
             [sys.executable, "-m", "benchmarks.subject", msgspec.json.encode(task).decode()],
-            cwd=_REPOSITORY,
-            env=env,
+            cwd=REPOSITORY,
+            env=subject_environment(),
             capture_output=True,
             text=True,
             timeout=task.deadline_s + _GRACE_S,

@@ -8,14 +8,14 @@ STAMP  := $(VENV)/.installed
 RUNS   := $(VENV)/.runs
 TYPED  := laneway tests $(wildcard benchmarks examples)
 
-.PHONY: help demo install check format test simulate bench clean
+.PHONY: help demo install check format test simulate bench bench-full clean
 
 help:
 	@echo "make demo    see the whole promise kept under kill -9; needs no Kafka, no Docker, no Java"
 	@echo "make check   ruff, formatting, mypy --strict"
 	@echo "make test    every test, on a real Kafka that the tests start themselves"
 	@echo "make simulate SEEDS=n FROM=k  histories under faults, each from a seed: docs/simulation.md"
-	@echo "make bench   the budgets, measured beside their peers"
+	@echo "make bench   the budgets, measured beside their peers, in a few minutes; make bench-full: the long form"
 	@echo "make format  let ruff rewrite the files"
 
 install: $(STAMP)
@@ -56,6 +56,9 @@ simulate: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+bench-full: $(STAMP)
+	$(BIN)/python -m benchmarks --full $(BENCH_ARGS)
 
 clean:
 	rm -rf $(VENV) .cache build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

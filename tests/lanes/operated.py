@@ -26,6 +26,7 @@ class Operated(Driver):
         case: Case | None = None,
         *,
         lane: str | None = None,
+        lane_id: str = "",
         value: bytes | None = None,
         **members: Any,
     ) -> int:
@@ -34,6 +35,7 @@ class Operated(Driver):
         Args:
             case: what it is about, as it was seen.
             lane: the sequence key that it is about; by default that of the case, or the partition.
+            lane_id: the lane itself, where it has no sequence key.
             members: of the command, to say something else than what would be right.
         """
         offset = len(self.topics[Channel.COMMANDS])
@@ -47,7 +49,7 @@ class Operated(Driver):
             "group": self.home.group,
             "topic": self.home.topic,
             "partition": self.home.partition,
-            "lane": keyed_lane(lane) if lane is not None else of_case,
+            "lane": keyed_lane(lane) if lane is not None else lane_id or of_case,
             "case_id": case.case_id if case is not None else "",
             "version": case.version if case is not None else 0,
             "value": value,

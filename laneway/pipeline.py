@@ -265,12 +265,25 @@ class Pipeline(Generic[T]):
         """
         if self._handler is None:
             raise AppImportError("the pipeline has no handler", mend="decorate one with @pipeline.handler")
+        return self._processor(self._handler, extra_temporary)
+
+    def compile_reading(self, extra_temporary: tuple[type[BaseException], ...] = ()) -> Processor:
+        """What `compile` builds, without the handler: records are validated, and what fits is acknowledged.
+
+        Raises:
+            AppImportError: pydantic cannot validate a payload type.
+        """
+        return self._processor(_do_nothing, extra_temporary)
+
+    def _processor(
+        self, handler: Callable[[Delivery[T]], object], extra_temporary: tuple[type[BaseException], ...]
+    ) -> Processor:
         temporary = self._temporary + _exception_classes(extra_temporary)
         decoded = self.decode is not None
         if isinstance(self._payload, Mapping):
             readers = {pair: PayloadReader(model, decoded) for pair, model in self._payload.items()}
-            return Processor(self._handler, temporary, None, readers)
-        return Processor(self._handler, temporary, PayloadReader(self._payload, decoded), {})
+            return Processor(handler, temporary, None, readers)
+        return Processor(handler, temporary, PayloadReader(self._payload, decoded), {})
 
 
 class Processor:
@@ -337,6 +350,10 @@ class Processor:
             self._seen.add(mark)
             _log.warning("%s (%s), first seen here:\n%s", outcome.cause, mark, "\n".join(_frames(error)))
         return outcome
+
+
+def _do_nothing(_: object) -> None:
+    """The handler of a preview."""
 
 
 def _outcome(answer: object) -> Outcome:

@@ -144,7 +144,7 @@ class Intake:
             partition, channel = place
             if partition.state is not State.LIVE:
                 continue
-            record = _record(message, channel)
+            record = record_of(message, channel)
             if channel is Channel.COMMANDS:
                 # No decoder is asked, so an operator is heard also while it is down.
                 read_command(record, partition.home)
@@ -268,7 +268,8 @@ class Intake:
 _FULL: Final = "as many records are in memory as lanes.max_in_flight allows"
 
 
-def _record(message: Message, channel: Channel) -> Record:
+def record_of(message: Message, channel: Channel) -> Record:
+    """A message as a record whose identity nobody has read yet; with a fault when it cannot be shown."""
     kind, timestamp_ms = message.timestamp()
     offset = message.offset()
     assert offset is not None

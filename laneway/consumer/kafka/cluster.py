@@ -285,6 +285,17 @@ class Cluster:
         end = self._offsets(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
         return {each: Watermarks(start[each], end[each]) for each in partitions}
 
+    def offsets_at(self, partitions: Sequence[Partition], at_ms: int) -> Mapping[Partition, int]:
+        """The first offset of each partition whose record is not older; absent where there is none.
+
+        Args:
+            at_ms: epoch milliseconds, compared with the records' own timestamps.
+        """
+        if not partitions:
+            return {}
+        found = self._offsets(partitions, OffsetSpec.for_timestamp(at_ms))
+        return {each: offset for each, offset in found.items() if offset >= 0}
+
     def _offsets(self, partitions: Sequence[Partition], spec: OffsetSpec) -> Mapping[Partition, int]:
         request = {TopicPartition(topic, number): spec for topic, number in partitions}
         with self._asking():

@@ -117,6 +117,7 @@ class ChangelogTruth:
         self._undo: Fate | None = Fate.RENEW
         self._is_asked = False
         self._in_doubt = False
+        self._holds_offsets = False
         self._again_ms = 0
         self._wait_ms = AGAIN_MS
         self._said_ms = 0
@@ -145,6 +146,11 @@ class ChangelogTruth:
             LanewayError: the cluster does not let this worker settle in transactions.
         """
         return self._undone(now_ms)
+
+    @property
+    def holds_offsets(self) -> bool:
+        """From the moment they are sent until the transaction ends; the broker's patience is long."""
+        return self._holds_offsets
 
     def takes(self, partition: Partition, /) -> bool:
         """Not what was lost: somebody else may be its owner."""
@@ -203,6 +209,7 @@ class ChangelogTruth:
                 self._attempt, self._undo = None, Fate.ABORT
                 return Again.FROM_THE_START
             offsets = [place for share in attempt.shares for place in share.offsets()]
+            self._holds_offsets = True
             answer = self._ask(lambda: self._transactions.send_offsets(offsets, metadata))
         if answer is None or answer.fate is Fate.DONE:
             return answer is not None
@@ -249,7 +256,7 @@ class ChangelogTruth:
 
     # 5
     def _tell(self, cycle: Cycle) -> bool | Again:
-        self._wait_ms, self._fenced = AGAIN_MS, 0
+        self._wait_ms, self._fenced, self._holds_offsets = AGAIN_MS, 0, False
         for part in cycle.parts:
             if part.cut is not None:
                 self._journal.settled(part.partition, part.cut.settlements)
@@ -440,7 +447,7 @@ class ChangelogTruth:
             if answer is None:
                 return False
             if answer.fate is Fate.DONE:
-                self._undo = None
+                self._undo, self._holds_offsets = None, False
             else:
                 self._undo = Fate.RENEW
                 if not aborts:

@@ -128,6 +128,11 @@ class LocalTruth:
         """At any time."""
         return True
 
+    @property
+    def holds_offsets(self) -> bool:
+        """Never: a commit stands by itself."""
+        return False
+
     def takes(self, _: Partition, /) -> bool:
         """All of them: what a partition that was lost has settled is true, it is only not told to Kafka."""
         return True

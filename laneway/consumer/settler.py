@@ -80,6 +80,11 @@ class Strategy(Protocol):
         """Whether a cycle may begin. Asked again and again while none is under way."""
         ...
 
+    @property
+    def holds_offsets(self) -> bool:
+        """Whether the group keeps everybody waiting for offsets until this thread has gone on."""
+        ...
+
     def takes(self, partition: Partition, /) -> bool:
         """Whether a partition that is still open takes part in cycles."""
         ...
@@ -163,6 +168,11 @@ class Settler:
             p.board is not None and p.failure is None and p.board.held_back for p in partitions
         )
         return not (busy or held_back or any(map(self.owes, partitions)))
+
+    @property
+    def holds_offsets(self) -> bool:
+        """Whether nobody can ask the group for its offsets before `advance` was called again."""
+        return self._strategy.holds_offsets
 
     def _begin(self, partitions: Iterable[Partition], now_ms: int, urgent: bool) -> None:
         owned = [

@@ -338,8 +338,11 @@ class Membership:
         Kafka lets anybody who names no member put offsets into a transaction: that fences nothing, so it must
         never be sent. Seen on Kafka 4 with the classic protocol.
         """
-        metadata: object = self._consumer.consumer_group_metadata()
-        return metadata if self._consumer.memberid() and _generation_of(metadata) >= 0 else None
+        try:
+            metadata: object = self._consumer.consumer_group_metadata()
+            return metadata if self._consumer.memberid() and _generation_of(metadata) >= 0 else None
+        except RuntimeError:
+            return None  # the consumer was closed meanwhile
 
 
 def _generation_of(metadata: object) -> int:

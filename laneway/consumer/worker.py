@@ -50,6 +50,7 @@ REVOKE_SHARE: Final = 5
 """A revoke may spend this share (one fifth) of max.poll.interval on letting handlers finish."""
 LOST_BUDGET_S: Final = 5.0
 CLOSE_S: Final = 10.0
+HOLD_S: Final = 5.0
 EXPIRE_EVERY_MS: Final = 1000
 DEFAULT_MAX_POLL_MS: Final = 300_000
 
@@ -385,21 +386,30 @@ class Worker:
             self._settler.advance(self._ownership.owned(), now_ms, urgent=True)
             running = any(p.board is not None and p.board.running for p in going)
             settled = self._settler.is_through_with(going, to_the_end=to_the_end)
-            if not running and settled:
-                break
-            if time.monotonic() > deadline:
-                break
+            # What follows a rebalance asks the group for offsets, and would wait for our own transaction.
+            late_s = time.monotonic() - deadline
+            if not self._settler.holds_offsets or late_s > HOLD_S:
+                if not running and settled:
+                    break
+                if late_s > 0:
+                    break
             self._workers.wait(BUSY_WAIT_S)
         self._replication.drain(begins=False)
+        self._let_go(going)
+        return settled and not self._ownership.lingering
+
+    def _let_go(self, going: Sequence[Partition]) -> None:
         failures = []
         for partition in going:
+            if partition.board is not None:
+                # The next owner does these again, unless it finds them committed after all.
+                self._journal.refused(partition, partition.board.undecided(), "not-committed")
             try:
                 self._ownership.let_go(partition)
             except LedgerError as error:  # the others are let go all the same
                 failures.append(error)
         if failures:
             raise failures[0]
-        return settled and not self._ownership.lingering
 
     def _close(self) -> None:
         """Leave the group and end every thread, each within a bound: brokers may be down."""

@@ -370,7 +370,7 @@ class Driver:
             due_ms = self.board.next_due_ms
             if due_ms is None or not wait:
                 return
-            self.now_ms = max(self.now_ms, due_ms)
+            self.now_ms, idle = max(self.now_ms, due_ms), 0
         raise AssertionError("the partition never comes to rest")
 
     def _progress(self) -> tuple[object, ...]:

@@ -29,7 +29,7 @@ from laneway.lanes.judging import Judging
 from laneway.lanes.overlay import Known
 from laneway.lanes.record import Channel, Record
 from laneway.lanes.run import Run
-from laneway.lanes.settlement import Settled, Settlement
+from laneway.lanes.settlement import HANDLED, Settled, Settlement
 from laneway.lanes.settling import Rules, Settling
 from laneway.lanes.verdict import Ack, Outcome, Wait
 from laneway.lanes.view import LedgerView, Meta, Opening
@@ -282,6 +282,10 @@ class Board:
     def hold_back(self, cut: Cut, settlement: Settlement, now_ms: int) -> Cut:
         """The cut without a settlement whose forward was refused, and without all that hang on it."""
         return self._books.hold_back(cut, settlement, now_ms)
+
+    def undecided(self) -> list[Record]:
+        """Records whose handler came to an end that is not known to be durable."""
+        return [done.record for done in self._books.undecided() if done.how in HANDLED]
 
     # -- what people and the owner ask
 

@@ -95,6 +95,7 @@ class Books:
         self._settled: list[Settlement] = []
         self._intents: list[Entry] = []
         self._held_back: list[Settlement] = []
+        self._under_way: list[Settlement] = []
         self._again_ms = 0
         self._wait_ms = HELD_BACK_MS
         self._refused = 0
@@ -211,6 +212,7 @@ class Books:
         else:
             self._wait_ms = HELD_BACK_MS
         cut = Cut(self.cycle, settlements, self.meta(now_ms), self._intents)
+        self._under_way = settlements
         self._intents = []
         self.cycle += 1
         return cut
@@ -231,6 +233,7 @@ class Books:
             self._again_ms = now_ms + self._wait_ms
             self._wait_ms = min(2 * self._wait_ms, LONGEST_HELD_BACK_MS)
         meta = cut.meta
+        self._under_way = cut.settlements[:first] + kept
         cases, parked, parked_bytes = _counts(held)
         rest = msgspec.structs.replace(
             meta,
@@ -240,7 +243,7 @@ class Books:
             parked_bytes=meta.parked_bytes - parked_bytes,
             pause=_pause_without(meta.pause, held),
         )
-        return msgspec.structs.replace(cut, settlements=cut.settlements[:first] + kept, meta=rest)
+        return msgspec.structs.replace(cut, settlements=self._under_way, meta=rest)
 
     def meta(self, now_ms: int) -> Meta:
         """Where the partition stands now, settlements not yet cut included and those held back not."""
@@ -257,8 +260,13 @@ class Books:
             pause=_pause_without(self.pause, self._held_back),
         )
 
+    def undecided(self) -> list[Settlement]:
+        """What is settled and not known to be durable, in the order it was made."""
+        return sorted(self._under_way + self._held_back + self._settled, key=lambda done: done.number)
+
     def committed(self, cut: Cut) -> None:
         """A cut is durable: what waited for it may go on, what the ledger now knows is forgotten."""
+        self._under_way = []
         self.lanes.commit(cut.number)
         for work in self.in_hand.commit(cut.number):
             self.lanes.wake(work)

@@ -7,6 +7,7 @@ offset; the journal tells it. Only a settled offset may be committed.
 from __future__ import annotations
 
 from enum import Enum
+from typing import Final
 
 from laneway.lanes.forward import Forward
 from laneway.lanes.lane import Pause
@@ -24,6 +25,10 @@ class Settled(Enum):
     IN_REVIEW = "in_review"
     PARKED = "parked"
     SKIPPED = ""
+
+
+HANDLED: Final = frozenset({Settled.SUCCEEDED, Settled.RETRY_WAIT, Settled.QUARANTINED, Settled.IN_REVIEW})
+"""Ends that a handler, or the reading of the payload before it, came to."""
 
 
 class Settlement:

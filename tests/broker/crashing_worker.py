@@ -5,6 +5,7 @@ python -m tests.broker.crashing_worker APP laneway.toml STEP:N[:settling][:freez
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -42,6 +43,8 @@ class Crash:
 
 def main(app: str, config: str, where: str) -> None:
     """Run the worker until it kills itself, or is told to stop."""
+    # As `laneway run` does: tests read there which partitions are live.
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)-8s %(message)s")
     crash = Crash(where)
     worker = build_worker(load(Path(config)).settings, load_app(app), crash_point=crash)
     crash.worker = worker

@@ -23,6 +23,7 @@ from laneway.cli.demo import demo
 from laneway.cli.dev import dev
 from laneway.cli.output import say
 from laneway.cli.pause import pause, resume
+from laneway.cli.preview import preview
 from laneway.cli.resolve import resolve
 from laneway.cli.run import run
 from laneway.errors import LanewayError
@@ -49,6 +50,11 @@ app.command(name="demo", epilog="Example: laneway demo")(demo)
 app.command(name="dev", epilog="Example: laneway dev ./reminders.py:pipeline records.ndjson.gz --limit 1000")(
     dev
 )
+app.command(
+    name="preview",
+    epilog="Example: laneway preview ./reminders.py:pipeline -b localhost:9092 -g reminders "
+    "--source invoices",
+)(preview)
 app.add_typer(offsets.app, name="offsets")
 app.add_typer(lanes.app, name="lanes")
 app.command(

@@ -310,5 +310,11 @@ def _sentences(settings: Settings, report: Report) -> Iterator[str]:
                 f"a worker would stop reading {place[0]}/{place[1]} behind offset {trial.stop.offset}: "
                 f"{trial.stop.why}; what follows is counted as if somebody had raised that bound"
             )
+    middle = sum(not report.window.begins_at_the_start(place) for place in report.trials)
+    if middle and facts["first_sequences"]:
+        yield (
+            f"{middle} partitions were not read from their first record on, so keys may have begun before: "
+            "what is counted is what a group would meet that starts there"
+        )
     if report.window.unread_behind:
         yield f"{report.window.unread_behind} offsets behind were not read; --limit N reads more"

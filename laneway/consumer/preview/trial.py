@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from laneway.consumer.preview.findings import Example, Examples, Numbers, Placement, Tally, Where
-from laneway.lanes.admission import next_sequence
+from laneway.lanes.admission import Order, next_sequence
 from laneway.lanes.board import Board
 from laneway.lanes.books import Cut
 from laneway.lanes.envelope import UNKNOWN_VERSION, Envelope
@@ -120,6 +120,9 @@ class Trial:
             writer=_WRITER,
             starts={Channel.SOURCE: start},
         )
+        # What a new key has to begin with; only contiguous lanes ask.
+        asks = is_numbered and rules.order is Order.CONTIGUOUS
+        self._first = next_sequence(None, rules.first_sequence) if asks else None
         self._waiting: dict[int, str] = {}
         self.numbers: dict[str, Numbers] = {}
         self.stop: Stop | None = None
@@ -212,8 +215,8 @@ class Trial:
         numbers = self.numbers.get(key)
         if numbers is None:
             numbers = self.numbers[key] = Numbers(record.sequence)
-            first = next_sequence(None, self._rules.first_sequence)
-            if self._is_numbered and first is not None and record.sequence != first:
+            first = self._first
+            if first is not None and record.sequence != first:
                 seen.other_firsts += 1
                 self._example(record, "first-sequence", f"begins with {record.sequence}, not with {first}")
         elif self._is_numbered:

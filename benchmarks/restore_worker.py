@@ -20,6 +20,7 @@ from typing import Final
 import msgspec
 
 from benchmarks.subject import no_op, worker_settings
+from laneway.consumer.collector import calm_collector
 from laneway.consumer.partition import Partition
 from laneway.consumer.start import build_worker
 
@@ -123,6 +124,7 @@ def main() -> int:
 
         for target in (sample, stop):
             threading.Thread(target=target, daemon=True).start()
+        calm_collector()
         worker.run()
     return 0
 

@@ -26,6 +26,7 @@ from pydantic import BaseModel
 
 from laneway import Delivery, Pipeline
 from laneway.consumer import topics
+from laneway.consumer.collector import calm_collector
 from laneway.consumer.kafka.cluster import Cluster
 from laneway.consumer.settings.model import JournalSettings, LanesSettings, LedgerSettings, Settings
 from laneway.consumer.start import build_worker
@@ -217,6 +218,8 @@ def _laneway(task: Task) -> Measured:
 
         watcher = threading.Thread(target=watch, daemon=True)
         watcher.start()
+        # As `laneway run` does.
+        calm_collector()
         worker.run()
         watcher.join()
     if isinstance(found[0], SubjectError):

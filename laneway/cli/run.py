@@ -15,6 +15,7 @@ import typer
 
 from laneway.app import load_app
 from laneway.cli import options
+from laneway.consumer.collector import calm_collector
 from laneway.consumer.settings.order import held_orders
 from laneway.consumer.start import build_worker
 from laneway.consumer.worker import Worker
@@ -75,6 +76,7 @@ def run(
             stdout=stdout,
         )
         _stop_on_signals(worker)
+        calm_collector()
         worker.run()
 
 

@@ -10,15 +10,15 @@ Nothing here calls Kafka.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from confluent_kafka import KafkaError, Message
 
 from laneway.consumer.kafka.errors import ErrorClass, by_code
 from laneway.consumer.settler import PartCycle
-from laneway.consumer.transactions import Answer, Fate, Offsets, is_own_fault
+from laneway.consumer.transactions import Answer, Fate, Offsets, Report, is_own_fault
 from laneway.lanes.forward import Forward, ForwardKind, stub
 from laneway.lanes.record import Channel
 from laneway.lanes.settlement import Settlement
@@ -121,6 +121,28 @@ class Misfits:
         return True
 
 
+class Records(Protocol):
+    """Takes records; see `transactions.Transactions`."""
+
+    def produce(
+        self,
+        topic: str,
+        partition: int,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Sequence[tuple[str, bytes | None]] | None = None,
+        report: Report | None = None,
+    ) -> Answer:
+        """One record."""
+        ...
+
+    def produce_entries(
+        self, topic: str, partition: int, changes: Sequence[Change], first: int, end: int
+    ) -> tuple[int, Answer]:
+        """Some of the changes; which is the next, and why it did not go."""
+        ...
+
+
 class Attempt:
     """One transaction on its way.
 
@@ -128,15 +150,18 @@ class Attempt:
         flaw: what makes it impossible to commit; None as far as is known.
     """
 
-    __slots__ = ("_at", "_forwarded", "_records", "flaw", "shares")
+    __slots__ = ("_at", "_entry", "_forwarded", "_records", "_share", "flaw", "shares")
 
     def __init__(self) -> None:
         self.shares: list[Share] = []
         self.flaw: KafkaError | None = None
         self._forwarded: list[Forwarded] = []
-        # Arguments of `produce`. None among them: what stands before must be delivered first.
-        self._records: list[tuple[Any, ...] | None] = []
+        # What goes first. None among them: what stands before must be delivered before the next.
+        self._records: list[Forwarded | None] = []
         self._at = 0
+        # And the changelog entries behind: the share they belong to, and the next of it.
+        self._share = 0
+        self._entry = 0
 
     def add(self, part: PartCycle, changes: list[Change], misfits: Misfits) -> None:
         """Take a partition's part of the cycle."""
@@ -145,40 +170,53 @@ class Attempt:
             for forward in done.forwards:
                 entry = Forwarded(part, done, misfits.as_sent(forward))
                 self._forwarded.append(entry)
-                record = _record(entry)
-                self._records += (None, record, None) if misfits.is_alone(forward) else (record,)
+                self._records += (None, entry, None) if misfits.is_alone(forward) else (entry,)
 
-    def close(self) -> None:
-        """That was all of them: the changelog entries come behind."""
-        for share in self.shares:
-            topic, number = share.part.partition.names.ledger, share.part.partition.partition
-            # Without a report each: those cost more than all the rest of a record.
-            self._records += [(topic, number, key, value) for key, value in share.changes]
-            self._records[-1] = (topic, number, *share.changes[-1], None, share.on_meta)
-
-    def produce(self, produce: Callable[..., Answer]) -> None:
+    def produce(self, transactions: Records) -> None:
         """Hand over as many as go now: to one that travels alone, to a full queue, or all of them."""
-        records = self._records
-        at = first = self._at
-        while at < len(records):
-            record = records[at]
-            if record is None:
-                at += 1
-                if at - 1 > first:
-                    break
-                continue
-            answer = produce(*record)
-            if answer.fate is not Fate.DONE:
-                if answer.fate is not Fate.RETRY:
-                    self.flaw = answer.error
-                break
-            at += 1
-        self._at = at
+        if self._produce_forwards(transactions.produce):
+            self._produce_entries(transactions)
 
     @property
     def has_more(self) -> bool:
         """Whether some are still to be handed over."""
-        return self._at < len(self._records)
+        return self._share < len(self.shares)
+
+    def _produce_forwards(self, produce: Callable[..., Answer]) -> bool:
+        """Whether the entries may follow."""
+        first = self._at
+        while self._at < len(self._records):
+            entry = self._records[self._at]
+            if entry is not None:
+                if not self._went(produce(*_record(entry))):
+                    return False
+            elif self._at > first:
+                self._at += 1
+                return False
+            self._at += 1
+        return True
+
+    def _produce_entries(self, transactions: Records) -> None:
+        while self._share < len(self.shares):
+            share = self.shares[self._share]
+            topic, number = share.part.partition.names.ledger, share.part.partition.partition
+            last = len(share.changes) - 1
+            if self._entry < last:
+                # Without a report each: those cost more than all the rest of a record.
+                self._entry, answer = transactions.produce_entries(
+                    topic, number, share.changes, self._entry, last
+                )
+                if not self._went(answer):
+                    return
+            key, value = share.changes[last]
+            if not self._went(transactions.produce(topic, number, key, value, None, share.on_meta)):
+                return
+            self._share, self._entry = self._share + 1, 0
+
+    def _went(self, answer: Answer) -> bool:
+        if answer.fate not in (Fate.DONE, Fate.RETRY):
+            self.flaw = answer.error
+        return answer.fate is Fate.DONE
 
     def refused(self) -> list[Forwarded]:
         """Forwards that their topics do not take, when all have been reported. Sets `flaw` besides.

@@ -25,13 +25,13 @@ from typing import Final, Protocol
 
 from confluent_kafka import KafkaError
 
-from laneway.consumer.attempt import Attempt, Forwarded, Misfits, Share
+from laneway.consumer.attempt import Attempt, Forwarded, Misfits, Records, Share
 from laneway.consumer.journal import Journal
 from laneway.consumer.kafka.errors import ErrorClass, by_code, to_laneway
 from laneway.consumer.notices import Notices
 from laneway.consumer.partition import Partition, State
 from laneway.consumer.settler import Again, Cycle, PartCycle, Step
-from laneway.consumer.transactions import Answer, Fate, Offsets, Report
+from laneway.consumer.transactions import Answer, Fate, Offsets
 from laneway.errors import KafkaClientError, LanewayError
 from laneway.lanes.record import Channel
 from laneway.lanes.view import PutEffect
@@ -51,23 +51,13 @@ _ENDING: Final = frozenset({ErrorClass.TOO_LARGE, ErrorClass.MISSING, ErrorClass
 """What no later try mends when it befalls the changelog itself."""
 
 
-class TransactionPort(Protocol):
+class TransactionPort(Records, Protocol):
     """One transactional producer, and what it takes to replace it; see `transactions.Transactions`."""
 
     @property
     def is_suspect(self) -> bool: ...
 
     def begin(self) -> Answer: ...
-
-    def produce(
-        self,
-        topic: str,
-        partition: int,
-        key: bytes | None,
-        value: bytes | None,
-        headers: Sequence[tuple[str, bytes | None]] | None = None,
-        report: Report | None = None,
-    ) -> Answer: ...
 
     def renew(self) -> None: ...
 
@@ -169,7 +159,7 @@ class ChangelogTruth:
                 return self._again(cycle, answer._replace(fate=Fate.RENEW))
             self._attempt = self._gathered(cycle)
         # A full queue is emptied by the next step, which then goes on here.
-        self._attempt.produce(self._transactions.produce)
+        self._attempt.produce(self._transactions)
         return True
 
     # 2
@@ -189,7 +179,7 @@ class ChangelogTruth:
         if attempt.flaw is not None:
             return self._again(cycle, Answer(Fate.ABORT, attempt.flaw))
         if attempt.has_more:
-            attempt.produce(self._transactions.produce)
+            attempt.produce(self._transactions)
             return False
         return True
 
@@ -304,7 +294,6 @@ class ChangelogTruth:
                 # What is not committed yet counts against the bound on what may be owed.
                 part.partition.unacked = part.cut.settlements
             attempt.add(part, changes, self._misfits)
-        attempt.close()
         return attempt
 
     def _changes(self, part: PartCycle, now_ms: int) -> list[Change]:

@@ -23,6 +23,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 
 from laneway.consumer.kafka.errors import ErrorClass, by_code, classify, kafka_errors, position, to_laneway
 from laneway.errors import LanewayError, UnreachableError
+from laneway.store.port import Change
 
 INIT_S: Final = 5.0
 FLUSH_S: Final = 1.0
@@ -159,13 +160,10 @@ class Transactions:
         producer = self._producer
         assert producer is not None
         try:
-            # Thousands of these in a cycle: an argument that is not needed costs, a report costs most.
             if headers is not None:
                 producer.produce(topic, value, key, partition, on_delivery=report, headers=list(headers))
-            elif report is not None:
-                producer.produce(topic, value, key, partition, on_delivery=report)
             else:
-                producer.produce(topic, value, key, partition)
+                producer.produce(topic, value, key, partition, on_delivery=report)
         except BufferError:
             return Answer(Fate.RETRY)
         except KafkaException as exception:
@@ -174,6 +172,26 @@ class Transactions:
                 return answer
             report(answer.error, None)
         return _DONE
+
+    def produce_entries(
+        self, topic: str, partition: int, changes: Sequence[Change], first: int, end: int
+    ) -> tuple[int, Answer]:
+        """Hand over changelog entries from `first` up to `end`, unreported; thousands of them in a cycle.
+
+        Returns:
+            The first that was not taken, `end` when all were, and why.
+        """
+        assert self._producer is not None
+        produce = self._producer.produce
+        for at in range(first, end):
+            key, value = changes[at]
+            try:
+                produce(topic, value, key, partition)
+            except BufferError:
+                return at, Answer(Fate.RETRY)
+            except KafkaException as exception:
+                return at, _answer(exception)
+        return end, _DONE
 
     # -- in the background, one at a time
 

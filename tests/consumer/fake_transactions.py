@@ -14,6 +14,7 @@ from typing import NamedTuple
 from confluent_kafka import KafkaError
 
 from laneway.consumer.transactions import Answer, Fate, Offsets, Report
+from laneway.store.port import Change
 
 Place = tuple[str, int]
 
@@ -120,6 +121,16 @@ class FakeTransactions:
         self._open.append((place, Stored(offset, key, value)))
         self._reports.append((report, None, offset))
         return Answer(Fate.DONE)
+
+    def produce_entries(
+        self, topic: str, partition: int, changes: Sequence[Change], first: int, end: int
+    ) -> tuple[int, Answer]:
+        """Take some entries."""
+        for at in range(first, end):
+            answer = self.produce(topic, partition, *changes[at])
+            if answer.fate is not Fate.DONE:
+                return at, answer
+        return end, Answer(Fate.DONE)
 
     def flush(self) -> None:
         """Tell what became of each record."""

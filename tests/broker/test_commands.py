@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.broker.cluster import Cluster
+from tests.broker.cluster import Cluster, Outgoing
 from tests.broker.conftest import Names
 from tests.broker.operating import CANARY, Desk, desk, note
 from tests.cli.command import run
@@ -222,3 +222,86 @@ def test_a_worker_dies_between_applying_and_answering(
     assert {each["caseId"] for each in resolved} == {case}
     if replication == "changelog":
         assert len(resolved) == 1
+
+
+def test_what_is_refused_before_it_is_sent(at_desk: Desk, tmp_path: Path) -> None:
+    """An action that a reason does not permit is exit 4 and names the permitted ones; no terminal is exit 2.
+
+    A corrected value is compared by the paths of its members, never a value unless asked for; one that
+    cannot stand for the record is refused. Nothing of all this reaches the commands topic.
+    """
+    at_desk.publish(note("k", 1), note("k", 2, 7))
+    right, wrong = tmp_path / "right.json", tmp_path / "wrong.json"
+    right.write_bytes(note("k", 2, "corrected", version=1).value or b"")
+    wrong.write_bytes(note("k", 3, "corrected", effect="k/2").value or b"")
+    with at_desk.worker.start():
+        case = at_desk.case("k", "rejected")
+        words = ("review", "resolve", case, "--reason", "r", "--action")
+        refused = at_desk.laneway(*words, "run-again", "-y")
+        assert refused.code == 4
+        assert "permitted: replay, replay-with, skip, discard, mark-done" in refused.err
+        assert at_desk.laneway(*words, "skip").code == 2
+        assert "no case 'nobody'" in at_desk.resolve("nobody", "skip").err
+        compared = at_desk.laneway(*words, "replay-with", str(right), "--dry-run")
+        assert (compared.code, "~ /payload/text" in compared.err) == (0, True)
+        assert "corrected" not in compared.err.replace("corrected value", "")
+        assert CANARY not in compared.out + compared.err
+        told = at_desk.laneway(*words, "replay-with", str(right), "--dry-run", "--show-payload")
+        assert "~ /payload/text  7 -> 'corrected'" in told.err
+        other = at_desk.laneway(*words, "replay-with", str(wrong), "-y")
+        assert (other.code, "another sequence" in other.err) == (4, True)
+        unread = at_desk.laneway(
+            *words, "replay-with", str(wrong), "--dry-run", "-X", "envelope.message_id=header:id"
+        )
+        assert (unread.code, "the worker judges" in unread.err) == (0, True)
+        assert at_desk.cluster.end_offsets(f"{at_desk.names.source}.{at_desk.names.group}.commands") == {0: 0}
+
+
+def test_a_key_is_found_on_any_machine(cluster: Cluster, names: Names, tmp_path: Path) -> None:
+    """With a changelog -b and -g are enough to explain a key, and to pause it where it lives."""
+    at = desk(cluster, names, tmp_path, partitions=3, ledger={"replication": "changelog"})
+    evil = "k\x1b[2J\u202e"
+    records = [note(evil, 1), note(evil, 3), note("other", 1)]
+    at.publish(*(Outgoing(each.value, each.key, each.headers, 2) for each in records))
+    with at.worker.start():
+        at.case(evil, "sequence-gap")
+        at.settled()
+        explained = at.laneway("lanes", "explain", evil)
+        assert explained.code == 0, explained
+        assert "partition       2" in explained.out
+        assert all(char.isprintable() or char == "\n" for char in explained.out + explained.err)
+        line = next(line for line in explained.out.splitlines() if "--action skip" in line)
+        assert at.paste(line).code == 0
+        at.did(evil, "1", "3")
+        paused = at.laneway("pause", "--lane", evil, "--reason", "wrong address", "-y", "-o", "json")
+        assert [(row["partition"], row["result"]) for row in paused.items] == [(2, "applied")]
+        at.publish(Outgoing(note(evil, 4).value, b"k", (), 2), Outgoing(note("other", 2).value, b"k", (), 2))
+        at.did("other", "1", "2")
+        [row] = at.laneway("lanes", "list", "-o", "json").items
+        assert (row["key"], row["parked"], row["paused_because"]) == (evil, 1, "wrong address")
+        resumed = at.laneway("resume", "--lane", evil, "--reason", "corrected", "-y", "-o", "json")
+        assert [row["partition"] for row in resumed.items] == [2]
+        at.did(evil, "1", "3", "4")
+        again = at.laneway("resume", "--lane", evil, "--reason", "twice", "-y")
+        assert (again.code, "not paused" in again.err) == (4, True)
+    assert CANARY not in explained.out + paused.out
+
+
+def test_a_key_that_is_not_known_is_paused_everywhere(cluster: Cluster, names: Names, tmp_path: Path) -> None:
+    """Where no ledger can be read every partition is told, and the first record of the key waits."""
+    at = desk(cluster, names, tmp_path, partitions=3)
+    with at.worker.start():
+        paused = at.laneway(
+            "pause", "--lane", "new", "--reason", "not yet", "-y", "-o", "json", "--wait", "30"
+        )
+        assert [row["partition"] for row in paused.items] == [0, 1, 2]
+        assert "every partition is told" in paused.err
+        at.publish(note("new", 1), note("k", 1))
+        at.did("k", "1")
+        assert at.runs("new") == []
+        resumed = at.laneway("resume", "--lane", "new", "--reason", "now", "-y", "-o", "json")
+        assert [row["result"] for row in resumed.items] == ["applied"] * 3
+        at.did("new", "1")
+        assert at.laneway("pause", "--partition", "3", "--reason", "x", "-y").code == 2
+        one = at.laneway("pause", "--partition", "1", "--reason", "x", "-y", "-o", "json", "--dry-run")
+        assert [(row["partition"], row["result"]) for row in one.items] == [(1, "would-send")]

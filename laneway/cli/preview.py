@@ -90,7 +90,7 @@ def preview(
     So the tables say how many records would run, what would become of the others, which keys would be held
     and where, and which settings fit what was seen. Never a payload: names, positions and counts.
 
-    Memory is bounded: about 2 KB for each record that is read, and the bytes of those that would be parked
+    Memory is bounded: about 1 KB for each record that is read, and the bytes of those that would be parked
     or held in a case; at 1 GiB it stops. Exit 0: all was read, whatever was found. 5: it stopped before, and
     shows what it has. 130: interrupted, likewise.
     """

@@ -25,9 +25,11 @@ from laneway.lanes.view import PutCase, PutParked
 from laneway.pipeline import Processor
 from laneway.store.memory import MemoryLedger
 
-RECORD_BYTES: Final = 2048
-"""What is remembered of a record beside its bytes: its effect, its lane, its place in the ledger. Measured on
-records with names of fifty characters, then rounded up."""
+RECORD_BYTES: Final = 1024
+"""What is remembered of a record beside its bytes: its effect, its lane, its place in the ledger.
+
+Measured: 750 for 200,000 records of 40,000 keys with names of fifty characters.
+"""
 
 _BUDGET: Final = 1000
 _WRITER: Final = "preview"

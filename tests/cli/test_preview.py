@@ -308,6 +308,7 @@ def test_a_decoder_that_is_down_for_a_while_is_asked_again(monkeypatch: pytest.M
     [
         ([value(f"k{n}", s) for n in range(4) for s in (1, 2, 3)], "contiguous", 1),
         ([value(f"k{n}", s) for n in range(4) for s in (1, 3, 2)], "contiguous", 1),
+        ([value(f"k{n}", s) for n in range(4) for s in (1, 2, 1, 2)], "contiguous", 1),
         ([value(f"k{n}", s) for n in range(4) for s in (0, 1)], "contiguous", 0),
         ([value(f"k{n}", s) for n in range(4) for s in (n, n + 1)], "contiguous", "any"),
         ([value(f"k{n}", s) for n in range(4) for s in (1, 5, 9)], "increasing", 1),

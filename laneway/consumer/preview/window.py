@@ -87,6 +87,6 @@ def shares(sizes: Mapping[Partition, int], limit: int) -> dict[Partition, int]:
     found: dict[Partition, int] = {}
     left = limit
     for done, (place, size) in enumerate(sorted(sizes.items(), key=lambda entry: (entry[1], entry[0]))):
-        found[place] = min(size, -(-left // (len(sizes) - done)))
+        found[place] = min(size, left // (len(sizes) - done))
         left -= found[place]
     return found

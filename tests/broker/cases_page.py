@@ -48,4 +48,5 @@ def typed_line(
     """The words of a line, with the names of the page replaced by those of a test; unasked."""
     names = {"localhost:9092": bootstrap, "reminders": group, "CASE": case_id, "corrected.json": str(file)}
     _, *words = shlex.split(line)
-    return [*(names.get(word, word) for word in words), *(() if words[1] in ("list", "show") else ("-y",))]
+    looks = words[1] in ("list", "show", "explain")
+    return [*(names.get(word, word) for word in words), *(() if looks else ("-y",))]

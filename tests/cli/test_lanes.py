@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from laneway.cli.main import main
+from laneway.consumer.inspection import stores
 from laneway.lanes.case import REASONS, Case
 from laneway.lanes.effect import EffectState
 from laneway.lanes.lane import Hold, HoldKind, Lane, Pause
@@ -78,6 +79,7 @@ ENTRIES: list[Entry] = [
 def owned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Ledger]]:
     """Two stores under ./state, both locked by their owner for the whole test; all keys are in the second."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(stores, "AT_ONCE", 3)
     directory = StateDir.claim(Path("state"), "reminders", "cluster-1")
     ledgers = [directory.open_store("invoices", number) for number in (0, 1)]
     ledgers[0].apply([lane("kother")], meta(1), [])

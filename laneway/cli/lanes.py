@@ -155,7 +155,8 @@ def list_(
         return listed("lanes.list", _columns(now_ms), rows[:limit], output, facts)
 
     options.show(look, output, watch)
-    last[0].refuse_if_incomplete()
+    if watch is None:
+        last[0].refuse_if_incomplete()
 
 
 def _age(text: str | None) -> int | None:

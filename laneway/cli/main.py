@@ -33,7 +33,7 @@ INTERRUPTED = 130
 app = typer.Typer(
     name="laneway",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     rich_markup_mode=None,
     # A traceback with local variables would print payloads and secrets.
     pretty_exceptions_enable=False,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -76,7 +77,10 @@ def emit(table: Table, form: Format) -> None:
 
 
 def render(table: Table, form: Format, *, terminal: bool = False) -> str:
-    """The table as text of this format; colours and the terminal's width only for a terminal."""
+    """The table as text of this format; the terminal's width only for a terminal, and there bold titles.
+
+    With NO_COLOR in the environment (https://no-color.org) a terminal gets plain text too.
+    """
     if form is Format.JSON:
         # ASCII only: bidirectional marks and C1 controls act on a terminal as well.
         return json.dumps(table.document(), indent=2, ensure_ascii=True).replace("\x7f", "\\u007f") + "\n"
@@ -134,24 +138,25 @@ def _text(table: Table, *, terminal: bool) -> str:
         markup=False,
         emoji=False,
     )
-    console.print(_grid(table, terminal=terminal))
+    bold = "bold" if terminal and not os.environ.get("NO_COLOR") else ""
+    console.print(_grid(table, bold, terminal=terminal))
     for name, inner in table.tables.items():
         if inner.rows:
-            console.print(_title(name, terminal=terminal))
-            console.print(_grid(inner, terminal=terminal))
+            console.print(_title(name, bold))
+            console.print(_grid(inner, bold, terminal=terminal))
     for name, lines in table.lists.items():
-        console.print(_title(name, terminal=terminal))
+        console.print(_title(name, bold))
         for line in lines:
             console.print(Text(escaped(line)), soft_wrap=True)
     return "\n".join(line.rstrip() for line in target.getvalue().splitlines()) + "\n"
 
 
-def _title(name: str, *, terminal: bool) -> Text:
-    return Text(f"\n{name.replace('_', '-').upper()}", style="bold" if terminal else "")
+def _title(name: str, style: str) -> Text:
+    return Text(f"\n{name.replace('_', '-').upper()}", style=style)
 
 
-def _grid(table: Table, *, terminal: bool) -> RichTable:
-    grid = RichTable(box=None, pad_edge=False, header_style="bold" if terminal else "")
+def _grid(table: Table, style: str, *, terminal: bool) -> RichTable:
+    grid = RichTable(box=None, pad_edge=False, header_style=style)
     for index, column in enumerate(table.columns):
         numeric = bool(table.rows) and all(_is_number(row[index]) for row in table.rows)
         grid.add_column(

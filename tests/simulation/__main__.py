@@ -13,9 +13,12 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from itertools import count, islice
 from multiprocessing import get_context
 
-from tests.simulation.defects import DEFECTS, Defect, planted
+from tests.simulation.defect import Defect, planted
+from tests.simulation.defects import DEFECTS
+from tests.simulation.plan import make_plan
 from tests.simulation.report import explain, failure_of
 
 BLOCK = 25
@@ -59,11 +62,12 @@ def run_seeds(first: int, count: int, processes: int) -> int:
 
 def _look_for(name: str) -> tuple[str, int, str]:
     defect = _named(name)
+    seeds = (seed for seed in count(defect.start) if not defect.changelog or make_plan(seed).config.changelog)
     with planted(defect):
-        for count, seed in enumerate(range(defect.start, defect.start + defect.within), 1):
+        for tried, seed in enumerate(islice(seeds, defect.within), 1):
             broken = failure_of(seed)
             if broken is not None:
-                return name, count, str(broken.number)
+                return name, tried, str(broken.number)
     return name, 0, ""
 
 

@@ -156,13 +156,21 @@ class FakeConsumer:
         """Who this is in the group now, for offsets that travel in a transaction."""
         self._host.pulse("group metadata")
         member = self._member
-        if member is None or self._is_out:
+        if member is None or self._knows_it_is_out:
             return FakeGroupMetadata(None, -1)
         return FakeGroupMetadata(member, member.generation)
 
     def memberid(self) -> str:
         """The name of this membership; "" while this is no member."""
-        return "" if self._member is None or self._is_out else f"member-{self._member.ident}"
+        return "" if self._member is None or self._knows_it_is_out else f"member-{self._member.ident}"
+
+    @property
+    def _knows_it_is_out(self) -> bool:
+        # A heartbeat tells the client; the worker hears of it with its next poll.
+        member = self._member
+        return self._is_out or (
+            member is not None and self.blind <= 0 and not self._cluster.group.has(member)
+        )
 
     def close(self) -> None:
         """Give everything back and leave."""

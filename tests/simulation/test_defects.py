@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation.defects import DEFECTS, Defect, planted
+from tests.simulation.defect import Defect, planted
+from tests.simulation.defects import DEFECTS
 from tests.simulation.planting import fence_is_gone
 from tests.simulation.report import explain, failure_of
 

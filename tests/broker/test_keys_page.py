@@ -21,7 +21,7 @@ KEY = "customer-17"
 def test_each_line_works_as_it_stands(
     cluster: Cluster, names: Names, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the key stands, what else stands, pause and resume of a key, a partition, the group: each is 0."""
+    """Where the key stands, what else stands, pause and resume of key, partition, group: each is 0."""
     at = desk(cluster, names, tmp_path, ledger={"replication": "changelog"})
     monkeypatch.chdir(tmp_path)
     at.publish(note(KEY, 1), note("gap", 1), note("gap", 3))

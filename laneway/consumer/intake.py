@@ -193,7 +193,8 @@ class Intake:
             if not unread.records:
                 del self._unread[partition]
             if read:
-                batches[partition] = read
+                # Commands of the same poll, which asked no decoder, are there already.
+                batches[partition] = read + batches.get(partition, [])
 
     def _on_error(self, message: Message, error: KafkaError) -> None:
         topic, number = message.topic(), message.partition()

@@ -29,6 +29,7 @@ WORDS = {
     10: "no payload in the words for people",
     11: "a retry never runs before its time",
     12: "a record that a handler may have seen before comes marked redelivered",
+    13: "attempts are exhausted only when all that were promised were made",
 }
 
 
@@ -135,6 +136,8 @@ class Forwarded:
         ids: by forward id, what its first copy was.
         acts: by what caused a forward, its id.
         dead: origin places of dead letters.
+        is_replayed: whether a person has wanted the record of a place to run again; it may then be refused
+            again, each time with an attempt of its own.
     """
 
     ids: dict[str, Forward] = field(default_factory=dict)
@@ -143,12 +146,16 @@ class Forwarded:
     retries: set[tuple[int, int, int]] = field(default_factory=set)
     opened: set[str] = field(default_factory=set)
     resolved: set[str] = field(default_factory=set)
+    is_replayed: Callable[[tuple[int, int]], bool] = lambda _: False
+    refused_again: dict[tuple[object, ...], str] = field(default_factory=dict)
 
     def settled(self, partition: int, forward: Forward) -> None:
         """A settlement wants this forward: one act always has one id, also when it is done again."""
         own = headers_of(forward)
         origin = own.get("origin-offset", "")
         again = "" if own.get("effect-key") else f"{forward.channel}:{forward.offset}"
+        if own.get("kind") == "answer":
+            return
         event = forward.value if forward.kind is ForwardKind.REVIEW else b""
         word = "" if event is None else event[:40].decode("utf-8", "replace")
         act = (partition, forward.kind, origin, own.get("attempt"), own.get("case-id"), word, again)
@@ -173,11 +180,18 @@ class Forwarded:
         if (first.key, first.headers) != (forward.key, forward.headers) and not _is_stub(forward):
             raise Broken(6, f"two copies of one forward id differ: {forward.kind.name}", partition=partition)
         if forward.kind is ForwardKind.REVIEW:
-            self._news(forward, own["case-id"], partition)
+            if SECRET in (forward.value or b""):
+                raise Broken(10, f"a {own['kind']} record quotes a payload", partition=partition)
+            if own["kind"] != "answer":
+                self._news(forward, own["case-id"], partition)
             return
         place = (partition, int(own["origin-offset"]))
         if forward.kind is ForwardKind.DLQ:
-            if self.dead.setdefault(place, ident) != ident:
+            again = (*place, own["attempt"], own["reason"] == "replaced")
+            first_dead = self.dead.setdefault(place, ident)
+            if self.is_replayed(place):
+                first_dead = self.refused_again.setdefault(again, ident)
+            if first_dead != ident:
                 raise Broken(6, f"offset {place[1]} has two dead letters", partition=partition)
         else:
             self.retries.add((*place, int(own["attempt"])))
@@ -189,8 +203,6 @@ class Forwarded:
             if case_id not in self.opened:
                 raise Broken(6, f"case {case_id} is resolved before it is opened", partition=partition)
             self.resolved.add(case_id)
-        if SECRET in (forward.value or b""):
-            raise Broken(10, f"the news of case {case_id} quotes a payload", partition=partition)
 
 
 SECRET = b"s3cr3t"

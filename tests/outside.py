@@ -21,6 +21,7 @@ class HandlerRun:
 
     Attributes:
         owner: process and ownership, so that two of them are told apart.
+        case_id: of the open case whose record a person wants to run; "" for a delivery.
         outcome: "" while it runs, else `acked`, `failed`, or `unknown` for a run that died.
     """
 
@@ -28,10 +29,15 @@ class HandlerRun:
     partition: int
     record: Published
     attempt: int
+    case_id: str = ""
     outcome: str = ""
 
 
 def _nobody(_: tuple[int, int], __: int) -> bool:
+    return False
+
+
+def _never(_: int, __: str, ___: int) -> bool:
     return False
 
 
@@ -43,6 +49,7 @@ class Outside:
             handlers from going on beside those of the new owner.
         once: what may have happened is not run again: an effect runs once, but where its handler said that
             it did not happen, and the ledger knows that.
+        passed: whether a person has let a lane move past a number: (partition, lane, number).
     """
 
     def __init__(
@@ -53,7 +60,9 @@ class Outside:
         *,
         is_deposed: Callable[[tuple[int, int], int], bool] = _nobody,
         once: bool = False,
+        passed: Callable[[int, str, int], bool] = _never,
     ) -> None:
+        self._passed = passed
         self._books = books
         self._is_deposed = is_deposed
         self._once = once
@@ -75,6 +84,9 @@ class Outside:
             ledger: as it is at this moment; None where nobody can say.
         """
         self._check_alone(run)
+        if run.case_id:
+            # A person wants it once more: what happened before is no reason against it.
+            self._acked.pop((run.partition, run.record.effect_key), None)
         owners = self._acked.get((run.partition, run.record.effect_key), set())
         if run.owner in owners:
             self._broken(
@@ -151,9 +163,13 @@ class Outside:
         before = self._last.get(key)
         self._last[key] = run
         # Failed, and counted: another attempt, or a correction of what was refused.
-        if before is None or (
-            before.outcome == "failed"
-            and (before.attempt, before.record.offset) != (run.attempt, run.record.offset)
+        if (
+            before is None
+            or run.case_id
+            or (
+                before.outcome == "failed"
+                and (before.attempt, before.record.offset) != (run.attempt, run.record.offset)
+            )
         ):
             return
         if before.outcome != "failed" or before.owner != run.owner:
@@ -167,6 +183,10 @@ class Outside:
             intent = (state, effect.offset, effect.attempt) if effect is not None else None
             if intent != (EffectState.RUNNING, run.record.offset, run.attempt):
                 self._broken(3, f"attempt {run.attempt} starts before it is known to: {intent}", run)
+        elif run.case_id:
+            case = ledger.cases.get(run.case_id)
+            if case is None or not case.holds or case.attempts != run.attempt - 1:
+                self._broken(3, f"attempt {run.attempt} starts for case {run.case_id}: {case}", run)
         elif run.attempt > 1:
             if effect is None or state is not EffectState.RETRY_WAIT or effect.attempt != run.attempt - 1:
                 known = "nothing" if effect is None else f"{state.name}, {effect.attempt} attempts"
@@ -187,6 +207,7 @@ class Outside:
                 and hold.effect_key == record.effect_key
                 and hold.attempt == run.attempt
             )
+            mine |= hold.kind is HoldKind.CASE and bool(run.case_id) and hold.case_id == run.case_id
             # An Ack need not be durable before its followers start: they run again together.
             over = run.owner in self._acked.get((run.partition, hold.effect_key), ())
             if not (mine or over):
@@ -195,6 +216,8 @@ class Outside:
         if self._order is not Order.CONTIGUOUS or first is None or is_lane_of_one(record.lane):
             return
         for number in range(first, record.sequence):
+            if self._passed(run.partition, record.lane, number):
+                continue
             if not any(self._is_resolved(other, ledger) for other in self._numbered(run, number)):
                 self._broken(2, f"{record.sequence} starts before {number} is done", run)
 

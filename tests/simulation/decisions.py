@@ -77,6 +77,7 @@ class Decisions:
         self, transaction: Transaction, number: int, entries: list[Entry | Meta], before: dict[str, object]
     ) -> None:
         watch = self._watch
+        self._world.operators.check_written(number, [e for e in entries if not isinstance(e, Meta)])
         for entry in entries:
             if isinstance(entry, PutCase):
                 if entry.case is not None and entry.case.reason == "sequence-gap":
@@ -93,7 +94,7 @@ class Decisions:
         watch = self._watch
         for offset, stored in self._world.cluster.log(topic, number).of(transaction):
             partition, forward = forward_of(topic, stored)
-            watch.forwarded.settled(partition, forward)
+            watch.settled(partition, forward)
             if forward.forward_id in watch.forwarded.ids:
                 what = f"{forward.kind.name} {forward.forward_id} is there twice"
                 raise Broken(6, what, partition=partition)

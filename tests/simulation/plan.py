@@ -16,6 +16,7 @@ from laneway.lanes.admission import Order
 from laneway.lanes.canonical import payload_hash
 from laneway.lanes.record import keyed_lane, lane_of_one
 from tests.invariants import SECRET, Published
+from tests.simulation.deeds import Deed, make_deeds
 
 GARBAGE = (
     b"\xff\xfe",
@@ -109,13 +110,18 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One history, before it happens."""
+    """One history, before it happens.
+
+    Attributes:
+        deeds: of operators; None where nobody decides anything.
+    """
 
     seed: int
     config: Config
     letters: tuple[Letter, ...]
     faults: tuple[Fault, ...]
     steps: int
+    deeds: tuple[Deed, ...] | None = None
 
 
 FAULTS = {
@@ -138,7 +144,7 @@ CHANGELOG_FAULTS = {
     "compact_changes": 5,
     "forget_state": 3,
     "depose": 3,
-    "night": 2,
+    "night": 3,
     "rebalance": 4,
     "kill": 4,
 }
@@ -160,7 +166,8 @@ def make_plan(seed: int) -> Plan:
     if config.changelog:
         faults += _faults(Random(f"changelog faults {seed}"), CHANGELOG_FAULTS, steps)
     letters.sort(key=lambda letter: letter.step)
-    return Plan(seed, config, tuple(letters), faults, steps)
+    deeds = make_deeds(seed, config.partitions, steps)
+    return Plan(seed, config, tuple(letters), faults, steps, deeds)
 
 
 def _faults(random: Random, of: Mapping[str, float], steps: int) -> tuple[Fault, ...]:

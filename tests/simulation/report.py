@@ -43,6 +43,9 @@ def _shorter(plan: Plan) -> Iterator[Plan]:
             yield replace(plan, faults=plan.faults[:at] + plan.faults[at + size :])
         for at in range(0, len(plan.letters), size):
             yield replace(plan, letters=plan.letters[:at] + plan.letters[at + size :])
+    for size in (8, 4, 2, 1):
+        for at in range(0, len(plan.deeds or ()), size):
+            yield replace(plan, deeds=(plan.deeds or ())[:at] + (plan.deeds or ())[at + size :])
     if plan.steps > 10:
         yield replace(plan, steps=plan.steps * 3 // 4)
 
@@ -65,6 +68,10 @@ def explain(seed: int) -> str:
         *(
             f"  fault at step {fault.step}: {fault.kind} {fault.target} {fault.amount}"
             for fault in plan.faults
+        ),
+        *(
+            f"  operator at step {deed.step}: {deed.kind} [{deed.partition}] {deed.dice}"
+            for deed in plan.deeds or ()
         ),
         *_log_of(world, broken),
     ]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import laneway
 from laneway.consumer.partition import Partition
 from laneway.lanes.case import Case
-from laneway.lanes.effect import EffectState
+from laneway.lanes.effect import FINISHED, EffectState
 from laneway.lanes.forward import Forward, ForwardKind
 from laneway.lanes.record import Channel, Record, is_lane_of_one
 from laneway.lanes.run import Run
@@ -69,9 +69,10 @@ class Watch:
             config.first_sequence,
             is_deposed=self._is_deposed if config.changelog else _nobody,
             once=config.review,
+            passed=lambda *number: number in world.operators.passed,
         )
         self.decisions = Decisions(world, self)
-        self.forwarded = Forwarded()
+        self.forwarded = Forwarded(is_replayed=lambda place: place in world.operators.replayed)
         self.fates: dict[tuple[int, str], Fate] = {}
         self.clock_jumped = False
         self.power_losses = 0
@@ -91,16 +92,19 @@ class Watch:
         """A handler gets a record; returns the act, and how long it will take."""
         number = partition.partition
         published = self.books.by_place.get((number, record.origin_offset))
-        if published is None or record.value != published.value:
+        correction = (number, record.origin_offset, record.value or b"")
+        is_corrected = correction in self._world.operators.corrections
+        if published is None or (record.value != published.value and not is_corrected):
             raise Broken(1, f"{record} is not what was published there", partition=number, lane=record.lane)
         ledger = process.disk.seen(number)
-        act = HandlerRun((process.ident, run.epoch), number, published, record.attempt)
+        case_id = self._world.operators.begins(number, record)
+        act = HandlerRun((process.ident, run.epoch), number, published, record.attempt, case_id)
         if self._world.trace is not None:
             place = f"offset {published.offset} sequence {published.sequence} #{record.attempt}"
             text = f"handler begins: {place}"
             self._world.tell(process, text, number, published.lane)
         self.outside.begins(act, ledger)
-        if record.attempt > 1 and not self.clock_jumped:
+        if record.attempt > 1 and not case_id and not self.clock_jumped:
             due_ms = self._due[number, published.effect_key]
             if self._world.clock.now_ms < due_ms:
                 raise Broken(
@@ -189,8 +193,10 @@ class Watch:
         self.check_owner(member, partition)
         if topic == SOURCE:
             self._check_passed(partition, before or 0, offset)
-        else:
+        elif topic == NAMES.retry:
             self._check_retries(partition, offset)
+        else:
+            self._world.operators.check_passed(partition, before or 0, offset)
 
     def check_owner(self, who: int, partition: int) -> None:
         """Nobody commits anything of a partition that has a new owner, and it is live."""
@@ -225,7 +231,10 @@ class Watch:
     def _check_explained(self, record: Published, ledger: LedgerState) -> None:
         # Where nothing is ordered, a correction may have taken the place of the effect that explained it.
         was_refused = (record.partition, record.effect_key, record.payload_hash) in self._corrected
-        if not (was_refused and is_lane_of_one(record.lane)):
+        by_command = self._world.operators.explains(
+            record.partition, record.offset, record.effect_key, record.payload_hash
+        )
+        if not (by_command or (was_refused and is_lane_of_one(record.lane))):
             check_explained(record, ledger, self.forwarded, self.outside.forgotten)
 
     def _check_retries(self, partition: int, committed: int) -> None:
@@ -242,6 +251,7 @@ class Watch:
         """A cycle is about to be written."""
         process = handle.host
         assert isinstance(process, Process)
+        self._world.operators.check_written(handle.partition, entries)
         for entry in entries:
             if isinstance(entry, PutCase):
                 if entry.case is not None and entry.case.reason == "sequence-gap":
@@ -249,13 +259,24 @@ class Watch:
             elif isinstance(entry, PutEffect):
                 self.effect_recorded(process.ident, handle.partition, entry)
         for forward in outbox:
-            self.forwarded.settled(handle.partition, forward)
+            self.settled(handle.partition, forward)
+
+    def settled(self, partition: int, forward: Forward) -> None:
+        """A forward is about to be true together with what it tells of."""
+        self.forwarded.settled(partition, forward)
+        if forward.kind is ForwardKind.REVIEW:
+            self._world.operators.settled(partition, forward)
 
     def effect_recorded(self, process: int, partition: int, entry: PutEffect) -> None:
         """An effect is about to be believed."""
         effect = entry.effect
+        if effect is not None and effect.state in FINISHED:
+            self._world.operators.finished(partition, entry.effect_key, effect.payload_hash)
         if effect is not None and effect.state is EffectState.SUCCEEDED:
-            self.outside.check_recorded(process, partition, entry.effect_key)
+            if effect.reason != "mark-done":
+                self.outside.check_recorded(process, partition, entry.effect_key)
+            elif (partition, entry.effect_key) not in self._world.operators.marked:
+                raise Broken(3, f"nobody has marked {entry.effect_key!r} as done", partition=partition)
         elif effect is not None and effect.state is EffectState.RETRY_WAIT:
             self._due[partition, entry.effect_key] = effect.due_ms
         elif effect is not None and effect.state is EffectState.QUARANTINED:
@@ -305,7 +326,7 @@ class Watch:
             return "owes settlements or forwards"
         if board.in_memory or board.retries_waiting:
             return f"has {board.in_memory} records in memory, {board.retries_waiting} retries wait"
-        for channel in (Channel.SOURCE, Channel.RETRY):
+        for channel in Channel:
             place = (partition.topic_of(channel), partition.partition)
             end = self._world.cluster.log(*place).end
             if process.consumer.position(place) != end and channel not in partition.paused:
@@ -322,7 +343,7 @@ class Watch:
             assert ledger is not None
             seen = self._seen(number)
             stopped = self._check_pauses(partition, seen.cases)
-            for channel in (Channel.SOURCE, Channel.RETRY):
+            for channel in Channel:
                 place = (partition.topic_of(channel), number)
                 lag = self._world.cluster.log(*place).end - self._world.group.committed.get(place, 0)
                 if lag and not (channel is Channel.SOURCE and stopped):
@@ -342,6 +363,7 @@ class Watch:
             check_holds(number, seen, partial(self._is_unread, number, committed if stopped else None))
             read = [record for record in faults if record.offset < committed]
             check_forwarded(number, seen, self.forwarded, read)
+            self._world.operators.check_end(number)
         assert config.partitions == len(self._world.live())
 
     def _seen(self, number: int) -> _State:

@@ -24,6 +24,7 @@ from tests.simulation.broker import Group, Stored
 from tests.simulation.cluster import Cluster
 from tests.simulation.disk import Disk
 from tests.simulation.faults import Faults
+from tests.simulation.operators import Operators
 from tests.simulation.plan import Plan
 from tests.simulation.process import Died, Process
 from tests.simulation.seams import seams
@@ -70,6 +71,7 @@ class World:
         self.random = Random(plan.seed)
         config = plan.config
         self.settings = settings_of(config)
+        self.operators = Operators(self)
         self.watch = Watch(self)
         self.group = Group(config.protocol, config.partitions, self.watch.on_commit)
         self.cluster = Cluster(
@@ -119,6 +121,7 @@ class World:
         _CURRENT = self
         plan = self.plan
         letters, faults = list(plan.letters), sorted(plan.faults, key=lambda fault: fault.step)
+        deeds = list(plan.deeds or ())
         for slot in range(plan.config.processes):
             self._launch(slot)
         for step in range(plan.steps):
@@ -127,6 +130,8 @@ class World:
             self._publish(letters, step)
             while faults and faults[0].step <= step:
                 self.faults.strike(faults.pop(0))
+            while deeds and deeds[0].step <= step:
+                self.operators.do(deeds.pop(0))
             self._housekeeping(step)
             self._act()
             if self.broken is not None:
@@ -248,6 +253,8 @@ class World:
         self.tell(None, "calm from here on")
         self.cluster.is_calm = True
         self.watch.decisions.calm_ms = self.clock.steady_ms
+        if self.plan.config.changelog:
+            self.faults.last_compaction()
         self.cluster.refuses_writes = False
         for disk in self.disks:
             disk.failing.clear()
@@ -261,6 +268,7 @@ class World:
         for slot, _ in self._returns:
             self._launch(slot)
         self._returns = []
+        self.operators.be_calm()
 
     def _rest(self) -> None:
         quiet = 0
@@ -272,7 +280,9 @@ class World:
                 raise self.broken
             quiet = quiet + 1 if not self.watch.unrest() else 0
             if quiet == 2:
-                return
+                if not self.operators.finish():
+                    return
+                quiet = 0
             self.clock.advance(25 if self._moved else self._pause_ms())
         raise Broken(8, f"it never comes to rest: {self.watch.unrest()}")
 

@@ -49,6 +49,15 @@ EXPIRE_AT_ONCE: Final = 1_000
 MOST_FENCED: Final = 10
 _ENDING: Final = frozenset({ErrorClass.TOO_LARGE, ErrorClass.MISSING, ErrorClass.UNAUTHORISED})
 """What no later try mends when it befalls the changelog itself."""
+_CUT_OFF: Final = frozenset(
+    {
+        KafkaError.ILLEGAL_GENERATION,
+        KafkaError.UNKNOWN_MEMBER_ID,
+        KafkaError.FENCED_INSTANCE_ID,
+        KafkaError.FENCED_MEMBER_EPOCH,
+    }
+)
+"""The group has gone on without this worker."""
 
 
 class TransactionPort(Records, Protocol):
@@ -108,6 +117,7 @@ class ChangelogTruth:
         self._is_asked = False
         self._in_doubt = False
         self._holds_offsets = False
+        self._is_cut_off = False
         self._again_ms = 0
         self._wait_ms = AGAIN_MS
         self._said_ms = 0
@@ -135,12 +145,18 @@ class ChangelogTruth:
         Raises:
             LanewayError: the cluster does not let this worker settle in transactions.
         """
+        self._is_cut_off = False
         return self._undone(now_ms)
 
     @property
     def holds_offsets(self) -> bool:
         """From the moment they are sent until the transaction ends; the broker's patience is long."""
         return self._holds_offsets
+
+    @property
+    def is_cut_off(self) -> bool:
+        """As the last transaction found it, when it came to the offsets."""
+        return self._is_cut_off
 
     def takes(self, partition: Partition, /) -> bool:
         """Not what was lost: somebody else may be its owner."""
@@ -192,6 +208,7 @@ class ChangelogTruth:
             answer = self._ask(None)
         else:
             metadata = self._membership.metadata()
+            self._is_cut_off = metadata is None
             if metadata is None:
                 return self._again(cycle, Answer(Fate.ABORT))
             if self._epochs_changed(attempt):
@@ -205,6 +222,7 @@ class ChangelogTruth:
             return answer is not None
         if answer.fate is Fate.RETRY and cycle.now_ms - cycle.since_ms < LONGEST_AGAIN_MS:
             return False
+        self._is_cut_off = answer.error is not None and answer.error.code() in _CUT_OFF
         return self._again(cycle, answer)
 
     # 4

@@ -133,6 +133,11 @@ class LocalTruth:
         """Never: a commit stands by itself."""
         return False
 
+    @property
+    def is_cut_off(self) -> bool:
+        """Never: the ledger is here."""
+        return False
+
     def takes(self, _: Partition, /) -> bool:
         """All of them: what a partition that was lost has settled is true, it is only not told to Kafka."""
         return True

@@ -85,6 +85,11 @@ class Strategy(Protocol):
         """Whether the group keeps everybody waiting for offsets until this thread has gone on."""
         ...
 
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether the group went on without this worker: nothing is settled before it has joined again."""
+        ...
+
     def takes(self, partition: Partition, /) -> bool:
         """Whether a partition that is still open takes part in cycles."""
         ...
@@ -173,6 +178,11 @@ class Settler:
     def holds_offsets(self) -> bool:
         """Whether nobody can ask the group for its offsets before `advance` was called again."""
         return self._strategy.holds_offsets
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether nothing can be settled before this worker has joined its group again."""
+        return self._strategy.is_cut_off
 
     def _begin(self, partitions: Iterable[Partition], now_ms: int, urgent: bool) -> None:
         owned = [

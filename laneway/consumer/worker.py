@@ -385,6 +385,11 @@ class Worker:
             self._take_finished(now_ms)
             self._settler.advance(self._ownership.owned(), now_ms, urgent=True)
             running = any(p.board is not None and p.board.running for p in going)
+            if self._settler.is_cut_off and not all(partition.lost for partition in going):
+                # Nobody polls here, so it does not join again; and the group may wait for this very answer.
+                for partition in going:
+                    partition.lost = True
+                deadline = min(deadline, time.monotonic() + LOST_BUDGET_S)
             settled = self._settler.is_through_with(going, to_the_end=to_the_end)
             # What follows a rebalance asks the group for offsets, and would wait for our own transaction.
             late_s = time.monotonic() - deadline

@@ -208,6 +208,7 @@ CHANGELOG_DEFECTS: tuple[Defect, ...] = (
         _offsets_when_they_move,
         100,
         7,
+        9,
     ),
     _of_changelog(
         "doubt-is-failure",
@@ -256,8 +257,15 @@ CHANGELOG_DEFECTS: tuple[Defect, ...] = (
         7,
         9,
     ),
-    _of_changelog(
-        "age-is-trusted", "4.5 †", "a ledger of any age is brought up to date", _age_is_trusted, 4000, 9
+    Defect(
+        "age-is-trusted",
+        "4.5 †",
+        "a ledger of any age is brought up to date",
+        _age_is_trusted,
+        1000,
+        frozenset({9}),
+        start=6300,
+        changelog=True,
     ),
     _of_changelog(
         "kept-is-current",
@@ -271,7 +279,7 @@ CHANGELOG_DEFECTS: tuple[Defect, ...] = (
         9,
     ),
     _of_changelog(
-        "stored-is-current", "4.5", "a stored ledger is not brought up to date", _stored_is_current, 100, 9
+        "stored-is-current", "4.5", "a stored ledger is not brought up to date", _stored_is_current, 300, 5, 9
     ),
     _of_changelog(
         "starts-before-intent",

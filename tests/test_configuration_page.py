@@ -16,4 +16,4 @@ def test_every_key_says_what_it_means() -> None:
     keys = [key for section in sections() for key in section.keys]
     assert len(keys) > 35
     assert [key.name for key in keys if not key.meaning or not key.values] == []
-    assert {key.name for key in keys if not key.default} == {"group", "sources", "replication"}
+    assert {key.name for key in keys if not key.default} == {"group", "sources"}

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol
 
-from laneway.consumer.settings.model import Settings, TopicsSettings
+from laneway.consumer.settings.model import LedgerSettings, Settings, TopicsSettings
 from laneway.consumer.settings.values import topic_name
 from laneway.errors import ConfigError, IncompleteError, RefusedError, TopicError
 
@@ -418,8 +418,8 @@ def _laneway_create(settings: Settings) -> str:
 
 def _shaping(settings: Settings) -> Iterator[str]:
     """What else the command must be told to make the topics that these settings ask for."""
-    if settings.ledger.replication == "changelog":
-        yield "ledger.replication=changelog"
+    if settings.ledger.replication != LedgerSettings.model_fields["replication"].default:
+        yield f"ledger.replication={settings.ledger.replication}"
     usual = TopicsSettings()
     for kind in kinds_of(settings):
         template = getattr(settings.topics, kind)

@@ -167,12 +167,6 @@ def test_a_kafka_key_that_laneway_owns_is_refused_by_name(setup: Setup, key: str
     refusal.says(key, "belongs to Laneway", "laneway.toml:9", code=2)
 
 
-def test_replication_must_be_written(setup: Setup) -> None:
-    """Without `replication` it is not guessed: exit 2 and the line to write."""
-    refusal = replace(setup, replication="").run()
-    refusal.says("[ledger] replication has to be written", 'write replication = "local"', code=2)
-
-
 def test_review_of_unknown_outcomes_is_refused_without_a_changelog(setup: Setup) -> None:
     """`on_unknown_outcome = "review"` with `local`: exit 2 with the line, what it needs, and the way out."""
     local = 'replication = "local"\non_unknown_outcome = "review"'

@@ -93,7 +93,7 @@ def test_validate_says_so_on_standard_error(capsys: pytest.CaptureFixture[str]) 
     [
         (GOOD + "[lanes]\nworker = 3\n", "laneway.toml:9: unknown key lanes.worker"),
         (GOOD.replace('"linger.ms" = 5', '"acks" = 1'), "[kafka] acks belongs to Laneway"),
-        (GOOD.replace('replication = "local"', ""), 'write replication = "local"'),
+        (GOOD.replace('"local"', '"remote"'), "'changelog' or 'local'"),
         (GOOD + '[topics]\ndlq = "{source}.{group}.retry"\n', "would also be the retry of invoices"),
         ("group = [", "is not TOML"),
     ],

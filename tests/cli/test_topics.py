@@ -16,7 +16,7 @@ from laneway.consumer.kafka.cluster import Cluster
 from laneway.consumer.settings.model import Settings
 from tests.consumer.fake_cluster import FakeCluster, source
 
-WHO = ["-b", "b:9092", "-g", "reminders", "--source", "invoices"]
+WHO = ["-b", "b:9092", "-g", "reminders", "--source", "invoices", "-X", "ledger.replication=local"]
 
 
 @pytest.fixture

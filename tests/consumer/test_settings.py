@@ -39,7 +39,7 @@ def settings(tmp_path: Path, text: str = "", *sets: str, env: Mapping[str, str] 
 
 
 def test_the_minimal_file_has_the_documented_defaults(tmp_path: Path) -> None:
-    """A file with group, sources and replication gets every default of the guide."""
+    """A file with group and sources gets every default of the guide."""
     got = settings(tmp_path)
     assert (got.group, got.sources, got.bootstrap) == ("reminders", ("invoices",), "127.0.0.1:9092")
     assert got.retry.delays_ms == (1000, 4000)
@@ -63,12 +63,10 @@ def test_a_flag_beats_x_beats_environment_beats_file_beats_default(tmp_path: Pat
     assert origins["bootstrap"] == ("127.0.0.1:9092", "default")
 
 
-def test_replication_must_be_written(tmp_path: Path) -> None:
-    """Nobody gets one-machine safety without having written so, and the message says what both words mean."""
-    message = refused(tmp_path, 'group = "g"\nsources = ["s"]\n')
-    assert 'replication has to be written: with "local" effects are known on this machine only' in message
-    assert 'write replication = "local" or "changelog"' in message
-    assert "'local' or 'changelog'" in refused(tmp_path, MINIMAL.replace("local", "remote"))
+def test_a_ledger_follows_its_partition_unless_written_otherwise(tmp_path: Path) -> None:
+    """Nobody gets one-machine safety without having written so."""
+    assert read(tmp_path, 'group = "g"\nsources = ["s"]\n').settings.ledger.replication == "changelog"
+    assert "'changelog' or 'local'" in refused(tmp_path, MINIMAL.replace("local", "remote"))
 
 
 def test_review_of_unknown_outcomes_needs_the_changelog(tmp_path: Path) -> None:
@@ -291,10 +289,9 @@ def test_unknown_and_refused_and_missing_keys_are_named_together(tmp_path: Path)
     assert f"{path}:4: unknown key lanes.group" in message
     mended = text.replace("worker = 3\n", "workers = 0\n").replace('group = "g"\n', "")
     message = refused(tmp_path, mended + '[kafka]\nacks = "1"\n')
-    assert message.startswith("4 mistakes")
+    assert message.startswith("3 mistakes")
     assert f"{path}:7: [kafka] acks belongs to Laneway" in message
     assert f"{path}: group is missing" in message
-    assert "replication has to be written" in message
     assert f"{path}:3: lanes.workers 0: " in message
 
 

@@ -15,10 +15,13 @@ from laneway.errors import ConfigError, IncompleteError, RefusedError, TopicErro
 from tests.consumer.fake_cluster import FakeCluster, source
 
 
+LOCAL = "ledger.replication=local"
+
+
 def settings(sources: Sequence[str] = ("invoices",), group: str = "reminders", *sets: str) -> Settings:
-    """Settings for these sources."""
+    """Settings for these sources, with ledgers on one machine unless `sets` say otherwise."""
     flags: dict[str, object] = {"group": group, "sources": list(sources), "bootstrap": "b:9092"}
-    return load(flags=flags, sets=sets, env={}, inspect=True).settings
+    return load(flags=flags, sets=[LOCAL, *sets], env={}, inspect=True).settings
 
 
 def ready(*sets: str) -> FakeCluster:
@@ -121,7 +124,8 @@ def test_a_missing_companion_names_the_command() -> None:
     """What is missing is made by `laneway topics create` with the same group and sources."""
     findings = topics.check(settings(), FakeCluster({"invoices": source()}))
     assert len(findings) == 4
-    assert findings[0].command == "laneway topics create -b b:9092 -g reminders --source invoices"
+    made = "laneway topics create -b b:9092 -g reminders --source invoices"
+    assert findings[0].command == f"{made} -X {LOCAL}"
 
 
 def test_fewer_partitions_than_the_source_are_found() -> None:
@@ -193,13 +197,13 @@ def test_the_ledger_topic_is_planned_where_the_ledger_follows_its_partition() ->
 
 
 def test_a_missing_ledger_topic_is_found_with_a_command_that_makes_it() -> None:
-    """The command says that there is a changelog, and which names are not the usual ones."""
+    """The command says which names are not the usual ones; a changelog is usual."""
     own = settings(("invoices",), "reminders", CHANGELOG, "topics.ledger={source}.{group}.state")
     cluster = ready()
     (finding,) = topics.check(own, cluster)
     assert (finding.topic, finding.problem) == ("invoices.reminders.state", "the ledger topic does not exist")
     assert finding.command == (
-        "laneway topics create -b b:9092 -g reminders --source invoices -X ledger.replication=changelog "
+        "laneway topics create -b b:9092 -g reminders --source invoices "
         "-X 'topics.ledger={source}.{group}.state'"
     )
     topics.create(own, cluster)

@@ -36,7 +36,7 @@ DEFAULT_FILE: Final = Path("laneway.toml")
 
 _REPLICATION: Final[Key] = ("ledger", "replication")
 _UNKNOWN_OUTCOME: Final[Key] = ("ledger", "on_unknown_outcome")
-_STAND_INS: Final[Mapping[Key, object]] = {("group",): "missing", ("sources",): (), _REPLICATION: "local"}
+_STAND_INS: Final[Mapping[Key, object]] = {("group",): "missing", ("sources",): ()}
 _SWITCHES: Final = ("sequence_key", "sequence", "version")
 
 
@@ -93,8 +93,7 @@ def load(
         flags: dotted keys from a command's own flags; a None value was not given.
         sets: the values of `-X`, each `key=value`.
         env: the environment, by default the process's.
-        inspect: for commands that only look: group is enough, sources and ledger.replication may
-            be absent.
+        inspect: for commands that only look: group is enough, sources may be absent.
 
     Raises:
         ConfigError: naming the key, where it was written, and what may stand there.
@@ -175,14 +174,6 @@ def _missing(resolved: Mapping[Key, object], file: Path | None, inspect: bool) -
     if not has_sources:
         yield ConfigError(
             "sources is missing", where=where, mend='write sources = ["TOPIC"], or give --source TOPIC'
-        )
-    if _REPLICATION not in resolved:
-        yield ConfigError(
-            '[ledger] replication has to be written: with "local" effects are known on this machine only, '
-            'with "changelog" they follow their partition',
-            where=where,
-            mend='write replication = "local" or "changelog" under [ledger], or give '
-            "-X ledger.replication=local",
         )
 
 

@@ -130,9 +130,8 @@ class CycleSettings(_Table):
 class LedgerSettings(_Table):
     """The store of one source partition."""
 
-    replication: Literal["local", "changelog"]
-    """`local`: the ledger lives on this machine only. `changelog`: it follows its partition through a topic.
-    Has to be written."""
+    replication: Literal["changelog", "local"] = "changelog"
+    """`changelog`: the ledger follows its partition through a topic. `local`: it lives on this machine only."""
     on_unknown_outcome: Literal["run-again", "review"] = "run-again"
     """What a crash between effect and settlement leads to: the handler runs again with the same effect key,
     or a person decides. `review` needs `replication = "changelog"`."""
@@ -193,7 +192,7 @@ class Settings(_Table):
     retry: RetrySettings = RetrySettings()
     lanes: LanesSettings = LanesSettings()
     cycle: CycleSettings = CycleSettings()
-    ledger: LedgerSettings
+    ledger: LedgerSettings = Field(default_factory=lambda: LedgerSettings.model_validate({}))
     journal: JournalSettings = JournalSettings()
     topics: TopicsSettings = TopicsSettings()
     # Holds resolved secrets: never in a repr, a log line or a traceback.

@@ -2,7 +2,7 @@
 
 What they will do is drawn before the history begins (`deeds`); on whom it falls shows when the time comes.
 Once faults have stopped they resume everything and decide every case that is open, until none is left. What
-their commands explain (a second run, an effect that a person has marked, a number that was passed) is kept here.
+their commands explain (a second run, an effect that somebody has ended, a number passed) stands here.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import msgspec
 
 from laneway.lanes.case import Case
 from laneway.lanes.command import ACTIONS, COMMAND_FORMAT, Command, encode_command
+from laneway.lanes.effect import Effect, EffectState
 from laneway.lanes.forward import CommandAnswer, Forward, ReviewNews
 from laneway.lanes.record import Record
 from laneway.lanes.view import Entry, PutCase
@@ -37,10 +38,10 @@ class Operators:
     Attributes:
         commands: by partition and position, what was sent.
         corrections: by partition and source offset, values that may stand for the published one.
-        marked: by partition and effect key, effects that somebody has said to be done.
+        ended: by partition and source offset, what somebody wanted the effect of that delivery to be.
         decided: by partition and source offset, records whose case a command has closed.
         passed: by partition and lane, numbers that a command has let the lane move past.
-        reopened: by partition and effect key, effects that a command has run, and since what attempt.
+        reopened: by partition and effect key, effects that a command has run.
     """
 
     def __init__(self, world: World) -> None:
@@ -52,10 +53,11 @@ class Operators:
         self.commands: dict[tuple[int, int], Command | None] = {}
         self._by_id: dict[str, Command] = {}
         self.corrections: set[tuple[int, int, bytes]] = set()
-        self.marked: set[tuple[int, str]] = set()
+        self.ended: set[tuple[int, int, EffectState]] = set()
         self.decided: set[tuple[int, int]] = set()
         self.passed: set[tuple[int, str, int]] = set()
-        self.reopened: dict[tuple[int, str], int] = {}
+        self.reopened: set[tuple[int, str]] = set()
+        self._renewed: dict[tuple[int, int], int] = {}
         self.replayed: set[tuple[int, int]] = set()
         self._finished: set[tuple[int, str, bytes]] = set()
         self._answers: dict[tuple[int, int], str] = {}
@@ -158,12 +160,14 @@ class Operators:
             members["sequence"] = case.sequence + random.choice((1, 1, 2, 3))
         elif action == "mark-done":
             members["result_key"] = random.choice((None, "found"))
-            self.marked.add((partition, case.effect_key))
         elif action == "replay-with":
             members["value"] = self._correction(case)
             self.corrections.add((partition, case.offset, members["value"]))
         if ACTIONS[action].runs:
             self.replayed.add((partition, case.offset))
+        else:
+            end = EffectState.SUCCEEDED if action == "mark-done" else EffectState.DISCARDED
+            self.ended.add((partition, case.offset, end))
         self._send(partition, action, lane=case.lane, case_id=case.case_id, version=case.version, **members)
 
     def _correction(self, case: Case) -> bytes:
@@ -204,12 +208,16 @@ class Operators:
         command = record.command
         if command is None:
             return ""
-        self.reopened[partition, record.effect_key] = record.attempt - 1
+        self.reopened.add((partition, record.effect_key))
         return command.case_id
 
-    def finished(self, partition: int, effect_key: str, payload_hash: bytes) -> None:
-        """An effect has ended with this payload."""
-        self._finished.add((partition, effect_key, payload_hash))
+    def finished(self, partition: int, effect_key: str, effect: Effect) -> None:
+        """An effect is about to be finished: by its handler, or by who decided about this very delivery."""
+        self._finished.add((partition, effect_key, effect.payload_hash))
+        by_command = effect.reason == "mark-done" or effect.state is EffectState.DISCARDED
+        if by_command and (partition, effect.offset, effect.state) not in self.ended:
+            what = f"nobody has decided about offset {effect.offset}, and it is {effect.state.name}"
+            raise Broken(3, f"effect {effect_key!r}: {what}", partition=partition, lane=effect.lane)
 
     def explains(self, partition: int, offset: int, effect_key: str, payload_hash: bytes) -> bool:
         """Whether a command is why the ledger does not explain a record by itself."""
@@ -227,7 +235,7 @@ class Operators:
                 continue
             case = entry.case
             if case.reason == "attempts-exhausted":
-                made = case.attempts - self.reopened.get((partition, case.effect_key), 0)
+                made = case.attempts - self._renewed.get((partition, case.offset), 0)
                 if made != 1 + delays:
                     what = f"attempts of {case.effect_key!r} are said to be exhausted after {made}"
                     raise Broken(13, what, partition=partition, lane=case.lane)
@@ -253,7 +261,8 @@ class Operators:
             self.decided.add((partition, news.offset))
         if ACTIONS[command.action].runs:
             # Also where the record was refused unseen, and no handler ran.
-            self.reopened[partition, news.effect_key] = news.attempts
+            self.reopened.add((partition, news.effect_key))
+            self._renewed[partition, news.offset] = news.attempts
         if not news.holds or ACTIONS[command.action].runs:
             return
         end = command.sequence if command.action == "set-next" else news.sequence + 1

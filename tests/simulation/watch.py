@@ -271,12 +271,10 @@ class Watch:
         """An effect is about to be believed."""
         effect = entry.effect
         if effect is not None and effect.state in FINISHED:
-            self._world.operators.finished(partition, entry.effect_key, effect.payload_hash)
+            self._world.operators.finished(partition, entry.effect_key, effect)
         if effect is not None and effect.state is EffectState.SUCCEEDED:
             if effect.reason != "mark-done":
                 self.outside.check_recorded(process, partition, entry.effect_key)
-            elif (partition, entry.effect_key) not in self._world.operators.marked:
-                raise Broken(3, f"nobody has marked {entry.effect_key!r} as done", partition=partition)
         elif effect is not None and effect.state is EffectState.RETRY_WAIT:
             self._due[partition, entry.effect_key] = effect.due_ms
         elif effect is not None and effect.state is EffectState.QUARANTINED:

@@ -10,6 +10,7 @@ from laneway.lanes.admission import IN_TURN, PASSED, PLACES, Action, Decision, H
 from tests.simulation import planting as plant
 from tests.simulation.changelog_defects import CHANGELOG_DEFECTS
 from tests.simulation.defect import Defect
+from tests.simulation.operator_defects import OPERATOR_DEFECTS
 
 _DUPLICATE = Decision(Action.DUPLICATE)
 _RUN = Decision(Action.RUN)
@@ -267,4 +268,4 @@ LOCAL_DEFECTS: tuple[Defect, ...] = (
     ),
 )
 
-DEFECTS = (*LOCAL_DEFECTS, *CHANGELOG_DEFECTS)
+DEFECTS = (*LOCAL_DEFECTS, *CHANGELOG_DEFECTS, *OPERATOR_DEFECTS)

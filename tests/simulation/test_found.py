@@ -6,8 +6,10 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any, cast
 
-from confluent_kafka import Consumer
+import msgspec
+from confluent_kafka import Consumer, KafkaError
 
+import laneway
 from laneway.consumer.intake import Intake
 from laneway.consumer.journal import Journal
 from laneway.consumer.local_truth import CommitterPort, LocalTruth, PublisherPort
@@ -22,7 +24,7 @@ from laneway.lanes.record import Channel, Record
 from laneway.lanes.settling import Rules
 from laneway.lanes.verdict import ACK, Outcome, Wait
 from laneway.store.memory import MemoryLedger
-from tests.lanes.driver import Driver
+from tests.lanes.driver import Driver, value_of
 from tests.simulation.broker import Stored
 from tests.simulation.cluster import FakeMessage
 
@@ -161,6 +163,61 @@ def test_a_clock_that_is_set_back_does_not_put_a_lane_to_rest_again() -> None:
     assert driver.effects() == ["a1", "a2"]
 
 
+def test_a_command_that_comes_as_the_decoder_is_back_is_not_lost() -> None:
+    """Commands ask no decoder: they stand beside what is read again in the same poll (seed 110)."""
+    partition = _partition()
+    partition.board = _board(partition, MemoryLedger())
+    partition.state = State.LIVE
+    clock = [1000]
+    polls = [
+        [FakeMessage(("invoices", 0), 0, Stored(b"k", value_of("a", 1), (), 5))],
+        [
+            FakeMessage(("commands", 0), 0, Stored(b"k", b"garbage", (), 5)),
+            FakeMessage(("commands", 0), 1, None, KafkaError._PARTITION_EOF),
+        ],
+    ]
+    downs = [laneway.Unavailable(300)]
+
+    def decode(value: bytes) -> object:
+        if downs:
+            raise downs.pop()
+        return msgspec.json.decode(value)
+
+    class Polled:
+        def consume(self, limit: int, timeout_s: float) -> list[FakeMessage]:
+            return polls.pop(0)
+
+        def pause(self, places: list[object]) -> None:
+            """Nobody looks."""
+
+    class OneLive:
+        def live(self) -> list[Partition]:
+            return [partition]
+
+        def find(self, topic: str, number: int) -> tuple[Partition, Channel]:
+            return partition, Channel.COMMANDS if topic == "commands" else Channel.SOURCE
+
+    intake = Intake(
+        cast("Consumer", Polled()),
+        cast("Ownership", OneLive()),
+        cast("Journal", Silence()),
+        {"invoices": Envelope(EnvelopeRules(), decode)},
+        max_records=10,
+        max_bytes=1000,
+        longest_delay_ms=300,
+        is_low_on_disk=lambda: False,
+        clock=lambda: clock[0],
+    )
+    intake.poll(0)
+    clock[0] += 300
+    intake.poll(0)
+
+    assert partition.board.in_memory == 1, "the record of the source waits for a handler"
+    cut = partition.board.cut(clock[0])
+    assert cut is not None
+    assert [done.reason for done in cut.settlements] == ["command-refused"]
+
+
 def _identified(record: Record) -> Record:
     record.message_id = record.effect_key = "e"
     return record
@@ -171,8 +228,8 @@ def _partition() -> Partition:
         Home("reminders", "invoices", 0),
         TopicNames("invoices", "retry", "commands", "dlq", "review"),
         1,
-        {Channel.SOURCE: 0, Channel.RETRY: 0},
-        {Channel.SOURCE: None, Channel.RETRY: None},
+        dict.fromkeys(Channel, 0),
+        dict.fromkeys(Channel),
     )
 
 

@@ -222,7 +222,7 @@ def test_review_show_tells_a_person_everything(story: Story) -> None:
     assert "dlq list" in case["next"]
     assert "parked" in case["next"]
     text = story.asked("review", "show", listed["case"])
-    fields = dict(line.split(maxsplit=1) for line in text.out.splitlines()[1:])
+    fields = dict(line.split(maxsplit=1) for line in text.out.partition("\n\n")[0].splitlines()[1:])
     assert fields["required-check"] == case["required_check"]
     assert fields["actions"] == "replay,replay-with,skip,discard,mark-done"
 

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from laneway.consumer.journal import Journal, Place
 from laneway.consumer.partition import Partition, State
@@ -37,6 +37,14 @@ class Died(BaseException):
     """The process ends at this very act."""
 
 
+class Job(NamedTuple):
+    """A call for a background thread."""
+
+    future: Future[Any]
+    call: Callable[[], Any]
+    may_wait: bool
+
+
 class Process:
     """One start of a worker process.
 
@@ -60,7 +68,7 @@ class Process:
         self.fuse: int | None = None
         self.takes_power = False
         self.frozen = 0
-        self.jobs: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self.jobs: deque[Job] = deque()
         self.waiting: deque[Strand] = deque()
         self.threads: Threads | None = None
         self._waits = 0
@@ -118,11 +126,11 @@ class Process:
             if self.waiting and (not self.jobs or world.random.random() < 0.5):
                 strand = self.waiting.popleft()
             else:
-                future, call = self.jobs.popleft()
-                if not world.plan.config.changelog:
-                    self._work(future, call)
+                job = self.jobs.popleft()
+                if not job.may_wait:
+                    self._work(job)
                     return True
-                strand = Strand.of(lambda: self._work(future, call))
+                strand = Strand.of(lambda: self._work(job))
             strand.resume()
             if not strand.is_over:
                 self.waiting.append(strand)
@@ -137,15 +145,15 @@ class Process:
             while not strand.is_over:
                 strand.resume()
 
-    def _work(self, future: Future[Any], call: Callable[[], Any]) -> None:
+    def _work(self, job: Job) -> None:
         try:
-            future.set_result(call())
+            job.future.set_result(job.call())
         except Died:
             return
         except Exception as error:  # noqa: BLE001 - it belongs to whoever asks the future
             if isinstance(error, Broken):
                 self.world.broken = self.world.broken or error
-            future.set_exception(error)
+            job.future.set_exception(error)
 
     # -- what leaves it
 
@@ -188,7 +196,10 @@ class Process:
 
     def wait_beside(self, timeout_s: float) -> None:
         """A background thread waits."""
-        self.world.sleep(min(timeout_s, 0.05) if timeout_s >= 0 else 0.05)
+        if Strand.here() is None:
+            self.world.clock.advance(50)
+        else:
+            self.world.sleep(min(timeout_s, 0.05) if timeout_s >= 0 else 0.05)
         if self.is_dead:
             raise Died
 

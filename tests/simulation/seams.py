@@ -20,7 +20,7 @@ from laneway.consumer.topics import TopicInfo
 from laneway.lanes.envelope import Envelope
 from laneway.lanes.settling import Rules
 from tests.simulation.clients import FakeConsumer
-from tests.simulation.process import Died, Process
+from tests.simulation.process import Died, Job, Process
 from tests.simulation.producers import FakeProducer, FakeTransactionalProducer
 from tests.simulation.readers import FakeReader
 from tests.simulation.setup import DELETE_RETENTION_MS, SOURCE, TRANSACTION_TIMEOUT_MS
@@ -100,8 +100,8 @@ class _Edge:
         mine.threads = Threads(process, threads=threads, timeout_ms=timeout_ms, clock=clock, host=mine)
         return mine.threads
 
-    def new_pool(self, *_: object) -> _Pool:
-        return _Pool(self._host())
+    def new_pool(self, _: int, name: str) -> _Pool:
+        return _Pool(self._host(), may_wait=name == "laneway-open")
 
     def new_consumer(self, _: Settings, *, partition_eof: bool, on_commit: Any) -> FakeConsumer:
         assert partition_eof
@@ -183,15 +183,20 @@ class _Admin:
 
 
 class _Pool:
-    """An executor whose calls happen when the scheduler says so."""
+    """An executor whose calls happen when the scheduler says so.
 
-    def __init__(self, process: Process) -> None:
+    Args:
+        may_wait: its calls may pause in their middle, so each gets a strand.
+    """
+
+    def __init__(self, process: Process, *, may_wait: bool) -> None:
         self._process = process
+        self._may_wait = may_wait and process.world.plan.config.changelog
 
     def submit(self, call: Callable[..., Any], *args: Any) -> Future[Any]:
         """Queue a call."""
         future: Future[Any] = Future()
-        self._process.jobs.append((future, lambda: call(*args)))
+        self._process.jobs.append(Job(future, lambda: call(*args), self._may_wait))
         return future
 
     def shutdown(self) -> None:

@@ -145,7 +145,9 @@ class Resolving:
         target = EffectState.SUCCEEDED if is_done else EffectState.DISCARDED
         if effect is None:
             return _marked(record, command, case, now_ms) if is_done else None
-        awaited = not case.holds and lane.hold is not None and lane.hold.effect_key == case.effect_key
+        about = (case.effect_key, case.offset)
+        hold = lane.hold
+        awaited = not case.holds and hold is not None and (hold.effect_key, hold.offset) == about
         if effect.offset != case.offset or awaited:
             return None
         is_over = effect.state is EffectState.SUCCEEDED or (not is_done and effect.state not in OPEN)

@@ -219,6 +219,20 @@ def test_an_effect_stays_in_hand_while_it_is_held_back() -> None:
     assert [act.lane for act in driver.acts if act.verdict == "Ack"] == ["ka"]
 
 
+def test_an_effect_stays_in_hand_when_its_cut_is_committed_without_it() -> None:
+    """The rebuilt cut is durable, and what it was to bring is not: the effect is still in hand."""
+    driver = Operated(handler=lambda r: LATER if r.lane == "ka" else ACK)
+    driver.refuses = lambda f: f.kind is ForwardKind.RETRY
+    driver.produce("a", 1, effect="x")
+    driver.turn()
+    driver.turn()
+    assert "x" in driver.board._books.in_hand
+    driver.refuses = nothing
+    driver.now_ms += HELD_BACK_MS
+    driver.rest()
+    assert "x" not in driver.board._books.in_hand
+
+
 @pytest.mark.parametrize("lose_unsynced", [False, True])
 def test_a_crash_brings_everything_held_back_again(lose_unsynced: bool) -> None:
     """Nothing of it was durable: the next owner reads the records again."""

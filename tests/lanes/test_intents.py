@@ -41,6 +41,25 @@ def test_a_handler_starts_only_when_its_intent_is_durable() -> None:
     assert len(driver.hand_out()) == 1
 
 
+def test_each_run_waits_for_the_cycle_of_its_own_intent() -> None:
+    """With two cycles under way, the first one that is durable starts only what it carried."""
+    driver = Operated(REVIEW)
+    driver.produce("a", 1)
+    driver.poll()
+    driver.hand_out()
+    first = driver.board.cut(driver.now_ms)
+    driver.produce("b", 1)
+    driver.poll()
+    driver.hand_out()
+    second = driver.board.cut(driver.now_ms)
+    assert first is not None
+    assert second is not None
+    driver.board.committed(first)
+    assert [run.lane for run in driver.board.next_runs(10, driver.now_ms)] == ["ka"]
+    driver.board.committed(second)
+    assert [run.lane for run in driver.board.next_runs(10, driver.now_ms)] == ["kb"]
+
+
 @pytest.mark.parametrize("started", [False, True])
 def test_an_intent_without_an_outcome_is_never_run_blindly(started: bool) -> None:
     """4.3: a crash between intent and outcome opens one case, whether the handler was reached or not (S7)."""

@@ -108,14 +108,16 @@ def test_a_retry_that_comes_due_meanwhile_waits_and_then_runs(crash: bool) -> No
     if crash:
         driver.crash()
         driver.rest()
+    driver.produce("a", 3)
+    driver.rest()
     lane = driver.lane("a")
     assert lane is not None
-    assert lane.parked == 1
+    assert lane.parked == 2
     assert driver.effects() == []
     assert driver.committed[Channel.RETRY] == 0
     driver.applied("resume", lane="a")
-    assert driver.effects() == ["a1", "a2"]
-    assert [act.attempt for act in driver.acts] == [1, 2, 1]
+    assert driver.effects() == ["a1", "a2", "a3"]
+    assert [act.attempt for act in driver.acts] == [1, 2, 1, 1]
     driver.check_at_rest()
 
 

@@ -52,7 +52,7 @@ def test_one_probe_at_a_time_and_not_before_its_time() -> None:
     assert breaker.next_due_ms == 200
     assert breaker.lets("a", 200)
     assert not breaker.lets("b", 200)
-    assert breaker.next_due_ms is None
+    assert breaker.next_due_ms in (None,), "a probe is out"
     breaker.unavailable("a", 300, 210)
     assert not breaker.lets("b", 250)
     assert breaker.lets("b", 300)

@@ -14,7 +14,6 @@ from laneway.consumer.topics import Finding, Kind
 from laneway.errors import ConfigError, IncompleteError, RefusedError, TopicError
 from tests.consumer.fake_cluster import FakeCluster, source
 
-
 LOCAL = "ledger.replication=local"
 
 

@@ -131,7 +131,7 @@ class LedgerSettings(_Table):
     """The store of one source partition."""
 
     replication: Literal["changelog", "local"] = "changelog"
-    """`changelog`: the ledger follows its partition through a topic. `local`: it lives on this machine only."""
+    """`changelog`: the ledger follows its partition through a topic. `local`: it stays on this machine."""
     on_unknown_outcome: Literal["run-again", "review"] = "run-again"
     """What a crash between effect and settlement leads to: the handler runs again with the same effect key,
     or a person decides. `review` needs `replication = "changelog"`."""

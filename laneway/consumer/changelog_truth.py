@@ -193,7 +193,9 @@ class ChangelogTruth:
         if self._take_out_refused(cycle, attempt):
             return Again.FROM_THE_START
         if attempt.flaw is not None:
-            return self._again(cycle, Answer(Fate.ABORT, attempt.flaw))
+            # A record that ran out of time may still be on its way: this producer is of no more use.
+            late = by_code(attempt.flaw) is ErrorClass.UNREACHABLE
+            return self._again(cycle, Answer(Fate.RENEW if late else Fate.ABORT, attempt.flaw))
         if attempt.has_more:
             attempt.produce(self._transactions)
             return False

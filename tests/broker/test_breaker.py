@@ -163,7 +163,7 @@ def test_an_old_ledger_of_another_machine_is_refused(place: Place) -> None:
 
 
 def test_offsets_moved_by_hand_are_obeyed_and_told_of(place: Place) -> None:
-    """Forward passes over what lies between, with a warning; backward runs nothing again (case 40)."""
+    """Forward passes over what lies between, with a warning; backward runs nothing again."""
     with place.worker(lanes={"order": "increasing"}) as worker:
         place.send(*(recording.event("k", number) for number in range(1, 4)))
         worker.start()

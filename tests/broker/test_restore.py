@@ -132,7 +132,7 @@ def test_an_open_transaction_is_waited_for(
 
 
 def test_a_compacted_changelog_is_read_to_its_end(bare: Scene) -> None:
-    """Offsets that compaction took away are not waited for, and not taken for a loss (case 32)."""
+    """Offsets that compaction took away are not waited for, and not taken for a loss."""
     bare.create(
         "compact", {"segment.ms": "50", "min.cleanable.dirty.ratio": "0.001", "max.compaction.lag.ms": "1"}
     )
@@ -237,7 +237,7 @@ Misfit = Callable[[Scene], ChangelogMark]
 def test_a_store_that_does_not_fit_is_built_anew(
     scene: Scene, caplog: pytest.LogCaptureFixture, misfit: Misfit, words: str
 ) -> None:
-    """A store of a recreated changelog, of one cut off, or one that may have missed tombstones (case 33)."""
+    """A store of a recreated changelog, of one cut off, or one that may have missed tombstones (case 34)."""
     scene.write(scene.producer(), cycle(1, "a"))
     deleted = codec.effect_key("deleted since"), codec.encode(effect())
     scene.stored(misfit(scene), deleted)
@@ -296,7 +296,7 @@ def fill(scene: Scene) -> list[str]:
 
 
 def test_a_store_that_lost_a_file_is_built_anew(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
-    """A missing file on one machine costs a restore, and no effect (case 34)."""
+    """A missing file on one machine costs a restore, and no effect (case 35)."""
     keys = fill(scene)
     lose(scene.store)
     ledger, opening = scene.open()
@@ -307,7 +307,7 @@ def test_a_store_that_lost_a_file_is_built_anew(scene: Scene, caplog: pytest.Log
 
 
 def test_a_store_with_flipped_bytes_is_built_anew(scene: Scene) -> None:
-    """Damage that only a later read meets costs the worker's end and a restore, and no effect (case 34)."""
+    """Damage that only a later read meets costs the worker's end and a restore, and no effect (case 35)."""
     keys = fill(scene)
     flip(scene.store)
     partition = scene.partition()
@@ -338,7 +338,7 @@ def test_a_store_of_a_newer_format_is_left_alone(scene: Scene) -> None:
 
 
 def test_a_newer_value_in_the_changelog_is_left_alone(scene: Scene) -> None:
-    """What a newer release has committed this one does not guess: exit code 4, with the place (case 35)."""
+    """What a newer release has committed this one does not guess: exit code 4, with the place."""
     scene.write(scene.producer(), cycle(1, "a"))
     scene.open()[0].close()
     key, value = cycle(2, "b")[0]

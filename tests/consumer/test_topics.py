@@ -211,7 +211,7 @@ def test_a_missing_ledger_topic_is_found_with_a_command_that_makes_it() -> None:
 
 @pytest.mark.parametrize("policy", ["delete", "compact,delete"])
 def test_a_ledger_topic_that_forgets_idle_keys_is_found(policy: str) -> None:
-    """Case 39: anything but pure compaction removes effects that nobody touched for a while."""
+    """Anything but pure compaction removes effects that nobody touched for a while."""
     (finding,) = broken(Kind.LEDGER, sets=[CHANGELOG], cleanup_policy=policy)
     assert f"cleanup.policy is {policy}" in finding.problem
     assert finding.command.endswith("--add-config cleanup.policy=compact")

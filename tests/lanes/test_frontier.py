@@ -119,6 +119,17 @@ def test_a_mark_holds_the_frontier_below_a_failed_record() -> None:
     assert again.mark() == ChannelMark(7)
 
 
+def test_one_stuck_record_costs_one_range_however_many_settle_above_it() -> None:
+    """What completed above the frontier needs room for what did not, not for itself (case 10)."""
+    frontier = Frontier(0)
+    for offset in range(100_001):
+        assert frontier.see(offset) is Seen.NEW
+    for offset in range(1, 100_001):
+        frontier.settle(offset)
+    assert frontier.mark() == ChannelMark(0, ((1, 100_001),))
+    assert len(frontier._order) <= 2 * frontier.unsettled + 1024
+
+
 def test_unsettled_positions_that_compaction_took_away_do_not_block() -> None:
     """A position loaded as unsettled and gone from the log is passed with the next record."""
     frontier = Frontier(5, ((8, 10), (12, 13)))

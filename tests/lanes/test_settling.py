@@ -47,6 +47,7 @@ def settle(
 def effect_of(done: Settlement) -> Effect:
     """The one effect that a settlement records."""
     (effect,) = [entry.effect for entry in done.entries if isinstance(entry, PutEffect)]
+    assert effect is not None
     return effect
 
 

@@ -26,7 +26,10 @@ def quiet() -> None:
 
 
 def test_no_history_breaks_a_promise() -> None:
-    """Whatever crashes, moves, fails or waits: every invariant holds at every step and at the end."""
+    """Whatever crashes, moves, fails or waits: every invariant holds at every step and at the end.
+
+    Also where messages that were fetched before a rebalance surface behind it. Shows case 7.
+    """
     command = [sys.executable, "-m", "tests.simulation", "--seeds", str(SEEDS)]
     run = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert run.returncode == 0, run.stdout + run.stderr

@@ -51,7 +51,7 @@ WINDOW_S: Final = 3.0
 FULL_WINDOW_S: Final = 10.0
 FASTEST: Final = 20_000
 """Records a second that the backlog must last for."""
-SLOWEST_RESTORE: Final = 40_000
+SLOWEST_RESTORE: Final = 25_000
 """Entries a second; a restore that is slower runs into the deadline."""
 JOIN_S: Final = 60.0
 STOP_S: Final = 45.0

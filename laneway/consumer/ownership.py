@@ -48,6 +48,8 @@ LOCK_NOTICE_S: Final = 5.0
 JOIN_NOTICE_S: Final = 5.0
 KEEP_OPEN_S: Final = 5.0
 """How long a ledger stays open without an owner: another process on this machine may wait for its lock."""
+AT_WORK_S: Final = 1.0
+"""How long after its last record a process counts as busy, for restores to go easy on it."""
 
 _T = TypeVar("_T")
 BuildBoard = Callable[[Partition, LedgerStore, Opening], Board]
@@ -94,6 +96,7 @@ class Ownership:
         self._start = start
         self._epoch = 0
         self._joining_since_s = 0.0
+        self._worked_s = float("-inf")
         self._owned: dict[tuple[str, int], Partition] = {}
         self._places: dict[tuple[str, int], tuple[Partition, Channel]] = {}
         self._opening: dict[Partition, Future[Opened]] = {}
@@ -151,7 +154,7 @@ class Ownership:
                 "(session.timeout.ms)",
                 self._group,
             )
-        is_beside_work = bool(self._opening) and any(p.board and p.board.in_memory for p in self.live())
+        is_beside_work = bool(self._opening) and self._is_at_work()
         for partition, future in list(self._opening.items()):
             partition.opens_beside_work = is_beside_work
             if not future.done():
@@ -169,6 +172,13 @@ class Ownership:
                 partition.failure = error
             else:
                 raise error
+
+    def _is_at_work(self) -> bool:
+        """Whether records are in hand, or just were: a busy partition has none between two batches."""
+        now_s = time.monotonic()
+        if any(p.board is not None and p.board.in_memory for p in self.live()):
+            self._worked_s = now_s
+        return now_s - self._worked_s < AT_WORK_S
 
     def let_go(self, partition: Partition) -> None:
         """A partition is over: close its ledger, unless a handler still runs in it."""

@@ -85,6 +85,8 @@ class _Edge:
             monotonic_ns=lambda: current().clock.steady_ms * 1_000_000,
             time=lambda: current().clock.now_ms / 1000,
             time_ns=lambda: current().clock.now_ms * 1_000_000,
+            # A step takes no time of its own here.
+            thread_time=lambda: 0.0,
             sleep=lambda seconds: current().sleep(seconds),
         )
 

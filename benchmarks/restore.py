@@ -56,7 +56,6 @@ SLOWEST_RESTORE: Final = 25_000
 JOIN_S: Final = 60.0
 STOP_S: Final = 45.0
 POLL_S: Final = 0.02
-T0_MS: Final = 1_700_000_000_000
 
 
 class Beside(msgspec.Struct, frozen=True):
@@ -155,11 +154,13 @@ def fill(settings: Settings, topic: str, entries: int) -> int:
     producer = clients.new_transactional_producer(settings, f"laneway-{settings.group}-fill")
     producer.init_transactions(30)
     written = 0
+    # Of now: what is past retention would be forgotten at once, beside what is measured.
+    now_ms = time.time_ns() // 1_000_000
     for number in range(1, entries // (EFFECTS + LANES) + 1):
         producer.begin_transaction()
         # The source is empty, so nothing of it is settled.
-        meta = Meta("fill", number, {Channel.SOURCE: ChannelMark(0)}, 0, 0, T0_MS + number)
-        changes = encode_cycle(_cycle(number), meta)
+        meta = Meta("fill", number, {Channel.SOURCE: ChannelMark(0)}, 0, 0, now_ms)
+        changes = encode_cycle(_cycle(number, now_ms), meta)
         for key, value in changes:
             _produce(producer, topic, key, value)
         producer.commit_transaction(30)
@@ -177,7 +178,7 @@ def _produce(producer: Producer, topic: str, key: bytes, value: bytes | None) ->
             return
 
 
-def _cycle(number: int) -> Iterator[Entry]:
+def _cycle(number: int, now_ms: int) -> Iterator[Entry]:
     """2,000 effects of 1,000 lanes, each with what a succeeded effect of the no-op pipeline has."""
     for place in range(EFFECTS):
         effect = number * EFFECTS + place
@@ -187,7 +188,7 @@ def _cycle(number: int) -> Iterator[Entry]:
             f"reminder-{name}-{effect}",
             Effect(
                 EffectState.SUCCEEDED, f"m-{effect:08}", effect, lane, number, 1, effect.to_bytes(16), 1, 1,
-                None, "", T0_MS + number,
+                None, "", now_ms,
             ),
         )  # fmt: skip
         if place < LANES:

@@ -36,6 +36,7 @@ class Operators:
     """The people of one history.
 
     Attributes:
+        paused: by partition and lane, what somebody has ever paused; "" for the partition itself.
         commands: by partition and position, what was sent.
         corrections: by partition and source offset, values that may stand for the published one.
         ended: by partition and source offset, what somebody wanted the effect of that delivery to be.
@@ -47,7 +48,7 @@ class Operators:
     def __init__(self, world: World) -> None:
         self._world = world
         self._seen: dict[int, list[Case]] = {}
-        self._paused: set[tuple[int, str]] = set()
+        self.paused: set[tuple[int, str]] = set()
         self._rounds = 0
         self._numbers = 0
         self.commands: dict[tuple[int, int], Command | None] = {}
@@ -73,7 +74,7 @@ class Operators:
         """From here on everything that was ever paused is resumed, whether it still is or not."""
         if self._world.plan.deeds is None:
             return
-        for partition, lane in sorted(self._paused):
+        for partition, lane in sorted(self.paused):
             self._send(partition, "resume", lane=lane)
 
     def finish(self) -> bool:
@@ -133,16 +134,16 @@ class Operators:
         lanes = sorted({r.lane for r in records if r.lane and r.partition == partition})
         if lanes:
             lane = random.choice(lanes)
-            self._paused.add((partition, lane))
+            self.paused.add((partition, lane))
             self._send(partition, "pause", lane=lane)
 
     def _do_resume(self, partition: int, random: Random) -> None:
-        lanes = sorted(lane for number, lane in self._paused if number == partition and lane)
+        lanes = sorted(lane for number, lane in self.paused if number == partition and lane)
         if lanes:
             self._send(partition, "resume", lane=random.choice(lanes))
 
     def _do_pause_all(self, partition: int, _: Random) -> None:
-        self._paused.add((partition, ""))
+        self.paused.add((partition, ""))
         self._send(partition, "pause")
 
     def _do_resume_all(self, partition: int, _: Random) -> None:
@@ -226,6 +227,17 @@ class Operators:
         # It was a duplicate of an effect that a command has opened again since.
         known = (partition, effect_key, payload_hash) in self._finished
         return known and (partition, effect_key) in self.reopened
+
+    def has_passed(self, partition: int, lane: str, number: int) -> bool:
+        """Whether a command is why a lane is past a number, or why its effect is not finished any more."""
+        if (partition, lane, number) in self.passed:
+            return True
+        records = self._world.watch.books.of_number(partition, lane, number)
+        return any(
+            (partition, r.effect_key) in self.reopened
+            and (partition, r.effect_key, r.payload_hash) in self._finished
+            for r in records
+        )
 
     def check_written(self, partition: int, entries: Sequence[Entry]) -> None:
         """Cases that a cycle opens: nobody is told that attempts are over while some are left (13)."""

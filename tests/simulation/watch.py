@@ -69,7 +69,8 @@ class Watch:
             config.first_sequence,
             is_deposed=self._is_deposed if config.changelog else _nobody,
             once=config.review,
-            passed=lambda *number: number in world.operators.passed,
+            passed=world.operators.has_passed,
+            paused=lambda *lane: lane in world.operators.paused,
         )
         self.decisions = Decisions(world, self)
         self.forwarded = Forwarded(is_replayed=lambda place: place in world.operators.replayed)

@@ -12,6 +12,7 @@ from laneway.lanes.admission import Order
 from laneway.lanes.envelope import Envelope, EnvelopeRules
 from laneway.lanes.settling import Rules
 
+MAX_RUN: Final = 256
 HAND_OVER_CUTS: Final = 5
 """A worker stops handing over when so many times `max_in_flight` is settled and not committed, so a worker
 elsewhere cannot have handed over more than that beyond its last cycle (holes of the log not counted)."""
@@ -21,6 +22,7 @@ def rules_of(settings: Settings) -> Rules:
     """The rules of the lanes."""
     lanes, ledger = settings.lanes, settings.ledger
     moves = ledger.replication == "changelog"
+    reviews = ledger.on_unknown_outcome == "review"
     return Rules(
         order=Order(lanes.order),
         first_sequence=None if lanes.first_sequence == "any" else lanes.first_sequence,
@@ -31,7 +33,9 @@ def rules_of(settings: Settings) -> Rules:
         max_parked_per_lane=lanes.max_parked_per_lane,
         max_parked_bytes=lanes.max_parked_bytes_per_partition,
         max_open_cases=lanes.max_open_cases_per_partition,
-        intents=ledger.on_unknown_outcome == "review",
+        # What stands behind a delivery in its run has an intent too, and would be asked about after a crash.
+        max_run=1 if reviews else MAX_RUN,
+        intents=reviews,
         hand_over_slack=HAND_OVER_CUTS * lanes.max_in_flight if moves else 0,
     )
 

@@ -51,6 +51,7 @@ REVOKE_SHARE: Final = 5
 LOST_BUDGET_S: Final = 5.0
 CLOSE_S: Final = 10.0
 HOLD_S: Final = 5.0
+INTENTS_PER_WORKER: Final = 2
 EXPIRE_EVERY_MS: Final = 1000
 DEFAULT_MAX_POLL_MS: Final = 300_000
 
@@ -237,7 +238,9 @@ class Worker:
         waiting = bool(self._workers.in_hand or not self._settler.idle)
         polled = self._intake.poll(0 if waiting or finished else self._idle_s(now_ms))
         handed = self._hand_out(wall_ms())
-        self._settler.advance(self._ownership.owned(), wall_ms())
+        # Handlers that wait for their intents should not wait for a cycle's age besides.
+        urgent = self._rules.intents and any(p.board and p.board.has_intents for p in self._ownership.live())
+        self._settler.advance(self._ownership.owned(), wall_ms(), urgent=urgent)
         self._look_around(now_ms)
         if not (polled or handed) and (self._workers.in_hand or not self._settler.idle):
             self._workers.wait(BUSY_WAIT_S)
@@ -295,7 +298,7 @@ class Worker:
             board, ledger = partition.board, partition.ledger
             assert board is not None and ledger is not None
             board.tick(now_ms)
-            runs = board.next_runs(self._settings.lanes.max_in_flight, now_ms)
+            runs = board.next_runs(self._budget(), now_ms)
             if not runs:
                 continue
             all_runs += runs
@@ -304,6 +307,17 @@ class Worker:
                     self._journal.released(partition, run.records)
                 self._journal.running(partition, run.records)
             ledger.note_handed_over(board.handed_over)
+
+    def _budget(self) -> int:
+        """How many records may be handed over now, roughly.
+
+        Whatever has an intent when the process dies is asked about, so no more have one than can run soon.
+        """
+        lanes = self._settings.lanes
+        if not self._rules.intents:
+            return lanes.max_in_flight
+        out = sum(p.board.running for p in self._ownership.live() if p.board is not None)
+        return max(0, INTENTS_PER_WORKER * lanes.workers - out)
 
     def _is_behind(self) -> bool:
         """More is settled than commits can follow: a coordinator or a disk that does not answer."""

@@ -170,6 +170,11 @@ class Board:
             budget: records to hand out at most, roughly; lanes beyond it stay ready.
         """
         runs: list[Run] = []
+        if self._intents is not None:
+            # What needs no handler is judged all the same, however few may start.
+            self._judging.room = budget
+            self._lanes.open_gate(max(0, budget))
+            budget = self._rules.max_judged
         try:
             self._fill(runs, budget, now_ms)
         except BaseException:
@@ -308,6 +313,11 @@ class Board:
     def pending(self) -> int:
         """Settlements and intents that no cut has taken yet."""
         return self._books.pending
+
+    @property
+    def has_intents(self) -> bool:
+        """Whether handlers wait for a cut to be made and committed."""
+        return self._books.has_intents
 
     @property
     def held_back(self) -> int:

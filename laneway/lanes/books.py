@@ -185,6 +185,11 @@ class Books:
         return len(self._settled) + len(self._intents)
 
     @property
+    def has_intents(self) -> bool:
+        """Whether handlers wait for a cut to be made and committed."""
+        return bool(self._intents)
+
+    @property
     def held_back(self) -> int:
         """Settlements that wait because something cannot be published."""
         return len(self._held_back)

@@ -47,6 +47,9 @@ class Judging:
 
     Args:
         handed_before: by channel, the highest offset that a former owner may have handed over.
+
+    Attributes:
+        room: how many deliveries may start yet, where that is bounded; None where it is not.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class Judging:
         self._resolving = Resolving(home, rules, settling)
         self._breaker = breaker
         self._handed_before = handed_before
+        self.room: int | None = None
 
     def judge(self, work: Work, known: Known, now_ms: int) -> list[Record]:
         """Judge a lane until something may run; nothing when it has to wait, or nothing is left."""
@@ -252,9 +256,12 @@ class Judging:
             closes = self.closed_by(record, work.state)
             self._books.settle(*self._settling.misfit(record, work.state, closes, now_ms), work)
             return False
-        if self._books.pause is not None or not self._breaker.lets(work.lane, now_ms):
+        room = self.room
+        if self._books.pause is not None or room == 0 or not self._breaker.lets(work.lane, now_ms):
             self._lanes.await_gate(work)
             return None
+        if room is not None:
+            self.room = room - 1
         return True
 
     def _parked_of(self, work: Work, now_ms: int) -> list[Record]:

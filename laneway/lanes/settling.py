@@ -30,6 +30,7 @@ class Rules:
         first_sequence: what a new contiguous lane starts with; None adopts the first one seen.
         delays_ms: the fixed delays between attempts; attempts = 1 + their number.
         max_run: records of one lane handed to a worker together.
+        max_judged: lanes looked at in one turn where few may start at a time.
         intents: a handler starts only when the ledger knows that it may have (see `intents`).
         hand_over_slack: offsets beyond the last known hand-over that another process may have handed over.
         breaker_lanes: so many lanes in a row must find a dependency unavailable, before all wait for it.
@@ -45,6 +46,7 @@ class Rules:
     max_parked_bytes: int = 1 << 30
     max_open_cases: int = 100
     max_run: int = 256
+    max_judged: int = 2000
     intents: bool = False
     hand_over_slack: int = 0
     breaker_lanes: int = 5

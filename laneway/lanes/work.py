@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from itertools import islice
 
 from laneway.lanes.due import DueHeap
 from laneway.lanes.lane import NEW_LANE, Lane
@@ -167,11 +168,12 @@ class Lanes:
         """Look at this lane again when lanes may start again: nothing starts now, whatever its turn."""
         self._behind_gate[work.lane] = work
 
-    def open_gate(self) -> None:
-        """Wake what waited until something may start."""
-        waiting, self._behind_gate = self._behind_gate, {}
-        for work in waiting.values():
-            self.wake(work)
+    def open_gate(self, limit: int | None = None) -> None:
+        """Wake what waited until something may start, longest waiting first; at most so many lanes."""
+        gate = self._behind_gate
+        woken = list(gate) if limit is None else list(islice(gate, limit))
+        for lane in woken:
+            self.wake(gate.pop(lane))
 
     def commit(self, cycle: int) -> None:
         """A cycle is durable: wake what waited for one."""

@@ -267,3 +267,30 @@ def test_no_effect_runs_twice_whatever_crashes() -> None:
         while driver.cases():
             driver.applied("mark-done", driver.ledger.cases()[0])
         driver.check_at_rest()
+
+
+def test_no_more_have_intents_than_may_start_soon_and_everything_else_is_judged() -> None:
+    """A crash asks about few; a follower of a held lane and a duplicate wait for no handler's room."""
+    driver = Operated(REVIEW)
+    driver.produce("a", 1)
+    driver.turn()
+    driver.rest()
+    driver.produce("held", 2)
+    for lane in "bcdef":
+        driver.produce(lane, 1)
+    driver.produce("a", 1)
+    driver.produce("held", 3)
+    driver.poll()
+    assert driver.hand_out(budget=2) == []
+    driver.settle()
+    assert [state(driver, f"{lane}1") for lane in "bcdef"] == ["running"] * 2 + [""] * 3
+    lane = driver.lane("held")
+    assert lane is not None
+    assert lane.parked == 2
+    started = driver.hand_out(budget=0)
+    assert [run.lane for run in started] == ["kb", "kc"]
+    for run in started:
+        driver.step(run)
+        driver.finish(run)
+    driver.rest()
+    assert [state(driver, f"{lane}1") for lane in "bcdef"] == ["succeeded"] * 5

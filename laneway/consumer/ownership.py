@@ -51,6 +51,9 @@ KEEP_OPEN_S: Final = 5.0
 AT_WORK_S: Final = 1.0
 """How long after its last record a process counts as busy, for restores to go easy on it."""
 
+PASSING: Final = frozenset({ErrorClass.UNREACHABLE, ErrorClass.RETRIABLE, ErrorClass.MISSING})
+"""What is asked again inside a rebalance, for a while: the topics were all there at the start."""
+
 _T = TypeVar("_T")
 BuildBoard = Callable[[Partition, LedgerStore, Opening], Board]
 Leave = Callable[[Sequence[Partition], bool], None]
@@ -398,7 +401,8 @@ class Ownership:
                 try:
                     return question()
                 except KafkaException as exception:
-                    passes = classify(exception.args[0]) in {ErrorClass.UNREACHABLE, ErrorClass.RETRIABLE}
+                    # A broker that has just come back does not know our topics for a moment.
+                    passes = classify(exception.args[0]) in PASSING
                     if not passes or time.monotonic() > deadline:
                         raise
                 time.sleep(ASK_AGAIN_S)

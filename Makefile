@@ -8,12 +8,13 @@ STAMP  := $(VENV)/.installed
 RUNS   := $(VENV)/.runs
 TYPED  := laneway tests $(wildcard benchmarks examples)
 
-.PHONY: help demo install check format test simulate bench bench-full clean
+.PHONY: help demo install check format test soak simulate bench bench-full clean
 
 help:
 	@echo "make demo    see the whole promise kept under kill -9; needs no Kafka, no Docker, no Java"
 	@echo "make check   ruff, formatting, mypy --strict"
 	@echo "make test    every test, on a real Kafka that the tests start themselves"
+	@echo "make soak    the long stories of the tests: thirty moves, all permits, both group protocols"
 	@echo "make simulate SEEDS=n FROM=k  histories under faults, each from a seed: docs/simulation.md"
 	@echo "make bench   the budgets, measured beside their peers, in a few minutes; make bench-full: the long form"
 	@echo "make format  let ruff rewrite the files"
@@ -47,6 +48,11 @@ format: $(STAMP)
 # Most of the time goes by waiting for brokers and workers: two files at once, each side with its own broker.
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
+
+SOAKED := $(addprefix tests/broker/test_,moving_house.py changelog_faults.py crash_points.py)
+
+soak: $(STAMP)
+	LANEWAY_TEST_SOAK=1 $(BIN)/python -m pytest $(SOAKED) $(PYTEST_ARGS)
 
 SEEDS ?= 10000
 FROM  ?= 0

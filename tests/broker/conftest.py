@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +13,10 @@ from tests.broker.cluster import Cluster
 from tests.broker.kafka import KafkaBroker, NoKafkaError, find_kafka, start_kafka
 from tests.broker.members import ThreeBrokers, start_three
 from tests.broker.proxy import Proxy
+
+
+SOAK = bool(os.environ.get("LANEWAY_TEST_SOAK"))
+"""Set by `make soak`: every variant of a long test, where `make test` takes the most telling ones."""
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ class Proxy:
 
     Attributes:
         port: where clients come in.
-        kept_back: how many answers wait to be released, or were lost by a cut while they waited.
+        kept_back: how many answers wait to be released, or were lost while they waited since `withhold`.
     """
 
     def __init__(self) -> None:
@@ -58,6 +58,7 @@ class Proxy:
         """Keep back answers from now on: those to these requests, or all. Requests go through."""
         with self._changed:
             self._withheld = api_keys.__contains__ if api_keys else _everything
+            self.kept_back = 0
 
     def release(self) -> None:
         """Deliver what is kept back, and pass everything from now on."""

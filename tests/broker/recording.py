@@ -1,7 +1,7 @@
 """A pipeline whose effect is a line in a file, so that a test sees every run of it, whoever was killed.
 
 `laneway run tests.broker.recording:pipeline` with `environment(directory)` writes runs; `read_runs` reads
-them back. What the handler does is told by the record's own headers: `act` and `work-ms`. Each process
+them back. What the handler does is told by the record's own headers, see `handle`. Each process
 appends to its own file, each run by one write: what stands there has happened.
 """
 
@@ -53,11 +53,10 @@ def handle(delivery: Delivery[Any]) -> str:
     """Do what the headers say, and write down that it was done.
 
     `act`: `fail:N` fails temporarily up to attempt N; `reject`, `review`; `hang` does not come back from
-    the first delivery. `work-ms`: how long the work takes.
+    the first delivery. `work-ms`: how long the work takes. `emit`: a topic that gets the effect key.
     """
-    headers = {
-        name: (value or b"").decode() for name, value in delivery.headers if name in {"act", "work-ms"}
-    }
+    told = {"act", "work-ms", "emit"}
+    headers = {name: (value or b"").decode() for name, value in delivery.headers if name in told}
     act, _, number = headers.get("act", "").partition(":")
     if "work-ms" in headers:
         time.sleep(int(headers["work-ms"]) / 1000)
@@ -73,6 +72,8 @@ def handle(delivery: Delivery[Any]) -> str:
     if act == "hang" and not delivery.redelivered:
         _write(delivery, "hanging")
         time.sleep(HANG_S)
+    if "emit" in headers:
+        delivery.emit(headers["emit"], (delivery.sequence_key or "").encode(), delivery.effect_key.encode())
     _write(delivery, "effect")
     return f"done/{delivery.effect_key}"
 

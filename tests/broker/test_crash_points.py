@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import uuid
 from collections import Counter
 from collections.abc import Iterable
@@ -13,8 +14,9 @@ from typing import Any
 import pytest
 
 from tests.broker import recording
+from tests.broker.changelog import check_stores, ledgers_of, read_changelog
 from tests.broker.cluster import Cluster, Outgoing
-from tests.broker.conftest import Names
+from tests.broker.conftest import SOAK, Names
 from tests.broker.journal_checks import (
     by_forward_id,
     check_lane_order,
@@ -29,7 +31,16 @@ from tests.broker.recording import Run, event, read_runs
 from tests.broker.worker_process import WorkerProcess, create_companions, settings_of
 from tests.waiting import eventually
 
-STEPS = ("cut", "written", "synced", "told", "published", "committed", "acked")
+STEPS = {
+    "local": ("cut", "written", "synced", "told", "published", "committed", "acked"),
+    "changelog": ("begun", "sent", "offsets", "committed", "told", "applied", "acked"),
+}
+EVERY_STEP = [
+    (replication, step)
+    for replication, steps in STEPS.items()
+    for step in steps
+    if SOAK or replication == "local" or step in {"offsets", "committed", "applied"}
+]
 # Where each life ends. The first part brings the failure, whose retry makes a second cycle sure.
 KILLS = ("2:settling", "1:settling", "1:settling")
 DELAY_MS = 150
@@ -65,6 +76,7 @@ class History:
     names: Names
     state_dir: Path
     runs_dir: Path
+    replication: str
 
     @property
     def retry_topic(self) -> str:
@@ -84,7 +96,12 @@ class History:
 
     def ledger(self) -> dict[str, Any]:
         """What the ledger holds, without times and without what is derived from the topic's name."""
-        found = read_ledgers(self.state_dir, self.names.source, EFFECT_KEYS, SEQUENCE_KEYS)
+        if self.replication == "local":
+            found = read_ledgers(self.state_dir, self.names.source, EFFECT_KEYS, SEQUENCE_KEYS)
+        else:
+            entries = read_changelog(self.cluster, f"{self.names.source}.{self.names.group}.ledger")
+            found = ledgers_of(entries, EFFECT_KEYS, SEQUENCE_KEYS)
+            check_stores(self.state_dir, self.names.source, entries, EFFECT_KEYS, SEQUENCE_KEYS)
         return {
             "effects": {
                 key: (effect.state.name, effect.attempt, effect.offset, effect.result_key, effect.reason)
@@ -105,15 +122,23 @@ class History:
         """What lies in retry, DLQ and review topic; copies with one forward id count once."""
         found = {}
         for kind in ("retry", "dlq", "review"):
-            messages = by_forward_id(
-                self.cluster.read_topic(f"{self.names.source}.{self.names.group}.{kind}")
-            ).values()
+            copies = self.cluster.read_topic(f"{self.names.source}.{self.names.group}.{kind}")
+            messages = by_forward_id(copies).values()
+            if self.replication == "changelog":
+                assert len(copies) == len(messages), f"a forward is twice in {kind}"
             names = ("kind", "origin-offset", "attempt", "reason", "effect-key")
             found[kind] = sorted(tuple(header(message, name) for name in names) for message in messages)
         return found
 
 
-def history(kafka: KafkaBroker, cluster: Cluster, names: Names, directory: Path, **tables: Any) -> History:
+def history(
+    kafka: KafkaBroker,
+    cluster: Cluster,
+    names: Names,
+    directory: Path,
+    replication: str = "local",
+    **tables: Any,
+) -> History:
     """A worker on a source of one partition, not started yet.
 
     It is a static member: what is started again takes its place at once, where another would wait
@@ -127,6 +152,7 @@ def history(kafka: KafkaBroker, cluster: Cluster, names: Names, directory: Path,
         instance_id="the-worker",
         retry={"delays_ms": [DELAY_MS]},
         lanes={"workers": 2},
+        ledger={"replication": replication},
         **tables,
     )
     create_companions(settings, directory)
@@ -136,7 +162,7 @@ def history(kafka: KafkaBroker, cluster: Cluster, names: Names, directory: Path,
         directory=directory / "worker",
         environment=recording.environment(directory / "runs"),
     )
-    return History(worker, cluster, names, directory / "state", directory / "runs")
+    return History(worker, cluster, names, directory / "state", directory / "runs", replication)
 
 
 @pytest.fixture(scope="module")
@@ -191,20 +217,22 @@ def test_the_undisturbed_end_is_what_the_workload_says(undisturbed: Any) -> None
     assert [len(forwards[kind]) for kind in ("retry", "dlq", "review")] == [1, 2, 3]
 
 
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize(("replication", "step"), EVERY_STEP)
 def test_a_restart_comes_to_the_same_end(
     kafka: KafkaBroker,
     cluster: Cluster,
     names: Names,
     tmp_path: Path,
     undisturbed: tuple[dict[str, Any], dict[str, Any], Counter[tuple[str, int]]],
+    replication: str,
     step: str,
 ) -> None:
     """Killed behind this step, three times in a row, the work ends as if nobody had been killed (S4).
 
-    A forward may be there twice, with the same id. What ran again had no outcome when it was killed.
+    A forward may be there twice, with the same id; never where it travels in the transaction. What ran again
+    had no outcome when it was killed. Where the ledger is replicated the second life has lost its disk too.
     """
-    run = history(kafka, cluster, names, tmp_path, cycle={"max_records": 4})
+    run = history(kafka, cluster, names, tmp_path, replication, cycle={"max_records": 4})
     ledger, forwards, runs = undisturbed
     killed = []
     with run.worker as worker:
@@ -214,6 +242,8 @@ def test_a_restart_comes_to_the_same_end(
             worker.start()
             assert worker.wait() == -9, worker.stderr()
             killed.append(worker.pid)
+            if replication == "changelog" and len(killed) == 1:
+                shutil.rmtree(run.state_dir)
         worker.crash_at = None
         worker.start()
         eventually(worker.live, 30, "the last life")

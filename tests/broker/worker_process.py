@@ -131,7 +131,7 @@ class WorkerProcess:
         _write_toml(self.config, {**settings, "journal": journal})
         # What configures Laneway on this machine, or the test suite, must not configure this worker.
         ours = {name: value for name, value in os.environ.items() if not name.startswith("LANEWAY_")}
-        self._environment = {**ours, **(environment or {})}
+        self._environment = {**ours, "PYTHONFAULTHANDLER": "1", **(environment or {})}
         self._process: subprocess.Popen[bytes] | None = None
         self._said_before = 0
 
@@ -206,7 +206,16 @@ class WorkerProcess:
         try:
             return self._process.wait(deadline_s)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"{self.name} did not end in {deadline_s:g} s:\n{self.stderr()}") from None
+            words = self.last_words()
+            raise AssertionError(f"{self.name} did not end in {deadline_s:g} s:\n{words}") from None
+
+    def last_words(self) -> str:
+        """End it, and return what it had said to people and what each of its threads was doing."""
+        assert self._process is not None, f"{self.name} was never started"
+        self._signal(signal.SIGABRT)
+        self._signal(signal.SIGCONT)
+        self._process.wait(DEADLINE_S)
+        return self.stderr()
 
     def journal(self, pid: int | None = None) -> list[dict[str, Any]]:
         """The journal's lines so far, of one start or of all; a line just being written is left out."""

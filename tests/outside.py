@@ -41,6 +41,10 @@ def _never(_: int, __: str, ___: int) -> bool:
     return False
 
 
+def _not_paused(_: int, __: str) -> bool:
+    return False
+
+
 class Outside:
     """The world that handlers act on: who runs what, and what has happened to it (invariants 2 and 3).
 
@@ -50,6 +54,7 @@ class Outside:
         once: what may have happened is not run again: an effect runs once, but where its handler said that
             it did not happen, and the ledger knows that.
         passed: whether a person has let a lane move past a number: (partition, lane, number).
+        paused: whether a person has ever paused a lane: (partition, lane).
     """
 
     def __init__(
@@ -61,8 +66,10 @@ class Outside:
         is_deposed: Callable[[tuple[int, int], int], bool] = _nobody,
         once: bool = False,
         passed: Callable[[int, str, int], bool] = _never,
+        paused: Callable[[int, str], bool] = _not_paused,
     ) -> None:
         self._passed = passed
+        self._paused = paused
         self._books = books
         self._is_deposed = is_deposed
         self._once = once
@@ -74,7 +81,8 @@ class Outside:
         self._acked: dict[tuple[int, str], set[tuple[int, int]]] = {}
         self._ackers: set[tuple[int, int, str]] = set()
         self._happened: set[tuple[int, str]] = set()
-        self._last_first: dict[tuple[int, str], int] = {}
+        self._recorded: set[tuple[int, str]] = set()
+        self._last_first: dict[tuple[int, str], tuple[int, str]] = {}
         self.forgotten: set[tuple[int, str]] = set()
 
     def begins(self, run: HandlerRun, ledger: LedgerState | None) -> None:
@@ -117,10 +125,20 @@ class Outside:
         if is_lane_of_one(record.lane):
             return
         place = record.offset if self._order is Order.ARRIVAL else record.sequence
-        before = self._last_first.get(lane)
-        if before is not None and place <= before and not self._books.is_thinned(*lane):
+        before, effect_key = self._last_first.get(lane, (place - 1, ""))
+        if place > before:
+            self._last_first[lane] = place, record.effect_key
+        elif not (self._books.is_thinned(*lane) or self._begins_anew(lane, effect_key)):
             self._broken(2, f"{place} happened after {before}", run)
-        self._last_first[lane] = max(place, before if before is not None else place)
+
+    def _begins_anew(self, lane: tuple[int, str], effect_key: str) -> bool:
+        """Whether a lane that may begin anywhere has not begun, as far as its ledger knows.
+
+        An owner began with the number it saw first, and nobody heard of it again. The next one found the
+        lane paused and parked what came; parked records go by their numbers.
+        """
+        anywhere = self._first_sequence is None or self._order is Order.INCREASING
+        return anywhere and self._paused(*lane) and (lane[0], effect_key) not in self._recorded
 
     def dies(self, process: int) -> None:
         """A process has ended: nobody will ever know how its runs went."""
@@ -144,6 +162,7 @@ class Outside:
         if (process, partition, effect_key) not in self._ackers:
             what = f"effect {effect_key!r} is recorded as succeeded and was not acked"
             raise Broken(3, what, partition=partition)
+        self._recorded.add((partition, effect_key))
 
     def _check_alone(self, run: HandlerRun) -> None:
         for other in self._open:

@@ -26,11 +26,16 @@ EXPLAINED = 3
 """So many failing seeds are shrunk and printed in full; of the others only the seed and the words."""
 
 
+def _in_heaps() -> None:
+    """Garbage is collected when a history, or a few, are over; and never what was there before them."""
+    gc.freeze()
+    gc.disable()
+
+
 def _run_block(block: tuple[int, int]) -> list[tuple[int, str]]:
     """Some seeds in a row; returns those that broke something."""
     found = []
     # A history is one heap of cycles that goes all at once: collecting in its middle finds nothing.
-    gc.disable()
     gc.collect()
     for seed in range(*block):
         broken = failure_of(seed)
@@ -44,7 +49,7 @@ def run_seeds(first: int, count: int, processes: int) -> int:
     end = first + count
     began_s = time.monotonic()
     failing: list[tuple[int, str]] = []
-    with get_context("fork").Pool(processes) as pool:
+    with get_context("fork").Pool(processes, _in_heaps) as pool:
         blocks = [(at, min(at + BLOCK, end)) for at in range(first, end, BLOCK)]
         for found in pool.imap_unordered(_run_block, blocks):
             failing += found
@@ -65,6 +70,8 @@ def _look_for(name: str) -> tuple[str, int, str]:
     seeds = (seed for seed in count(defect.start) if not defect.changelog or make_plan(seed).config.changelog)
     with planted(defect):
         for tried, seed in enumerate(islice(seeds, defect.within), 1):
+            if tried % BLOCK == 0:
+                gc.collect()
             broken = failure_of(seed)
             if broken is not None:
                 return name, tried, str(broken.number)
@@ -74,7 +81,7 @@ def _look_for(name: str) -> tuple[str, int, str]:
 def look_for(names: Sequence[str], processes: int) -> int:
     """Plant defects one by one; returns how many of them nobody missed."""
     unnoticed = 0
-    with get_context("fork").Pool(processes) as pool:
+    with get_context("fork").Pool(processes, _in_heaps) as pool:
         for name, seeds, number in pool.imap_unordered(_look_for, names):
             unnoticed += not seeds
             defect = _named(name)

@@ -263,7 +263,8 @@ class FakeConsumer:
             if self._positions[place] < log.start:
                 found.append(FakeMessage(place, self._positions[place], None, KafkaError._AUTO_OFFSET_RESET))
                 continue
-            self._read(place, log, min(limit - len(found), random.choice((1, 2, 4, 9))), found)
+            count = limit if self._cluster.is_calm else random.choice((1, 2, 4, 9))
+            self._read(place, log, min(limit - len(found), count), found)
             if len(found) >= limit:
                 break
         return found

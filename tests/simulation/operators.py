@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 GARBAGE = (None, b"", b"\xff\xfe", b"[]", b'{"format":1,"commandId":"x"}', b"[" * 3000)
-PATIENCE = 4
+PATIENCE = 3
 """After so many rounds nobody asks for another run: what fails for ever is given up."""
 
 

@@ -22,6 +22,7 @@ from laneway.store.state_dir import StateDir
 from tests.invariants import Broken
 from tests.simulation.clients import FakeConsumer
 from tests.simulation.disk import Host
+from tests.simulation.idleness import is_idle
 from tests.simulation.producers import FakeProducer, FakeTransactionalProducer
 from tests.simulation.setup import NAMES, SOURCE
 from tests.simulation.strands import Strand
@@ -29,6 +30,9 @@ from tests.simulation.strands import Strand
 if TYPE_CHECKING:
     from tests.simulation.threads import Threads
     from tests.simulation.world import World
+
+IDLE_MS = 500
+"""The longest time between two turns of a process that has nothing to do: it may hang on time alone."""
 
 _IDLE_ACTS = frozenset({"consume", "producer poll", "journal"})
 
@@ -73,6 +77,8 @@ class Process:
         self.threads: Threads | None = None
         self._waits = 0
         self._idle_acts = 0
+        self._quiet_turns = 0
+        self._turned_ms = 0
         self.journal = SimJournal(self)
         self.consumer: FakeConsumer
         self.producer: FakeProducer | FakeTransactionalProducer | None = None
@@ -98,8 +104,20 @@ class Process:
         self._doing(self.worker._ownership.subscribe)
 
     def turn(self) -> None:
-        """One turn of the owner thread, or the end of it."""
-        self._doing(self._turn)
+        """One turn of the owner thread, or the end of it; none where it could do nothing.
+
+        One more is made after the last that could: what that has ended, it tidies up.
+        """
+        now_ms = self.world.clock.now_ms
+        self._quiet_turns = self._quiet_turns + 1 if is_idle(self) else 0
+        if self._quiet_turns <= 1 or not 0 <= now_ms - self._turned_ms < IDLE_MS:
+            self._turned_ms = now_ms
+            self._doing(lambda: self._or_end(self.worker._turn))
+
+    def settle(self) -> None:
+        """What a turn does that finds nothing to read: the cycle goes on."""
+        if not self.worker._settler.idle:
+            self._doing(lambda: self._or_end(self._settle))
 
     def stop(self) -> None:
         """SIGTERM: finish what runs, settle, leave."""
@@ -218,11 +236,13 @@ class Process:
             self.is_busy = False
             self.world.acting = before
 
-    def _turn(self) -> None:
-        worker = self.worker
+    def _settle(self) -> None:
+        self.worker._settler.advance(self.worker._ownership.owned(), self.world.clock.now_ms)
+
+    def _or_end(self, act: Callable[[], None]) -> None:
         try:
-            worker._turn()
-            failure = worker._ownership.failure()
+            act()
+            failure = self.worker._ownership.failure()
         except LanewayError as error:
             failure = error
         if failure is not None:

@@ -274,6 +274,11 @@ class FakeTransactionalProducer:
         """Records that have not landed."""
         return len(self._travelling)
 
+    @property
+    def untold(self) -> int:
+        """Reports that wait for a poll."""
+        return len(self._reports)
+
     def land_one(self) -> None:
         """The oldest record reaches its log, or fails, or its report is lost."""
         sent = self._travelling.popleft()

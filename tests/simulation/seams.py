@@ -154,7 +154,10 @@ class _Edge:
         raise Died
 
     def rules(self, settings: Settings) -> Rules:
-        return replace(rules_of(settings), max_run=self._current().plan.config.max_run)
+        world = self._current()
+        if world.rules is None:
+            world.rules = replace(rules_of(settings), max_run=world.plan.config.max_run)
+        return world.rules
 
     def envelope(self, settings: Settings, source: str, decode: Any) -> Envelope:
         # It keeps nothing of what it reads, so all processes of a history may share it.

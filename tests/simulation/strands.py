@@ -26,8 +26,11 @@ class Strand:
     def __init__(self) -> None:
         self.is_over = True
         self._call: Callable[[], None] | None = None
-        self._go = threading.Semaphore(0)
-        self._back = threading.Semaphore(0)
+        # Plain locks, taken by one thread and let go by the other: the cheapest way to hand over.
+        self._go = threading.Lock()
+        self._back = threading.Lock()
+        self._go.acquire()
+        self._back.acquire()
         threading.Thread(target=self._run, name="strand", daemon=True).start()
 
     def resume(self) -> None:

@@ -136,6 +136,9 @@ def _restore_lines(restored: Restored) -> list[str]:
     def of_beside(figure: Callable[[Beside], float]) -> str:
         return f"{median(map(figure, beside)):,.0f}"
 
+    def cpus(figure: Callable[[Beside], float]) -> str:
+        return f"{median(map(figure, beside)):.2f}"
+
     ratio = median(2 * run.during_per_s / (run.before_per_s + run.after_per_s) for run in beside)
     return [
         f"restore of {alone[0].entries:,} changelog entries, medians of {len(alone)} round(s)",
@@ -147,6 +150,8 @@ def _restore_lines(restored: Restored) -> list[str]:
         f"{'that live partition':<36}{of_beside(lambda run: run.during_per_s):>11} records/s; "
         f"{of_beside(lambda run: run.before_per_s)} before, {of_beside(lambda run: run.after_per_s)} after "
         f"({restored.window_s:g} s each): {ratio:.2f} of what it does without",
+        f"{'CPUs the worker had meanwhile':<36}{cpus(lambda run: run.during_cpus):>11}; "
+        f"{cpus(lambda run: run.before_cpus)} before, {cpus(lambda run: run.after_cpus)} after",
     ]
 
 

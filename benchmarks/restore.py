@@ -59,13 +59,23 @@ POLL_S: Final = 0.02
 
 
 class Beside(msgspec.Struct, frozen=True):
-    """A restore beside a live partition: records a second of that one, memory of the process in MiB."""
+    """A restore beside a live partition.
+
+    Attributes:
+        before_per_s, during_per_s, after_per_s: records of the live partition.
+        before_cpus, during_cpus, after_cpus: that the process had: a machine that is busy with other things
+            gives less, and then throughput says little.
+        before_mib, peak_mib, after_mib: resident memory of the process.
+    """
 
     entries: int
     restore_s: float
     before_per_s: float
     during_per_s: float
     after_per_s: float
+    before_cpus: float
+    during_cpus: float
+    after_cpus: float
     before_mib: float
     peak_mib: float
     after_mib: float
@@ -255,15 +265,22 @@ class _Watched:
 
     def handled_per_s(self, from_s: float, to_s: float) -> float:
         """Between two moments that samples surround."""
-        return (self._handled(to_s) - self._handled(from_s)) / (to_s - from_s)
+        return self._rate(lambda sample: sample.handled, from_s, to_s)
 
-    def _handled(self, at_s: float) -> float:
+    def cpus(self, from_s: float, to_s: float) -> float:
+        """CPUs that the process had in between."""
+        return self._rate(lambda sample: sample.cpu_s, from_s, to_s)
+
+    def _rate(self, count: Callable[[Sample], float], from_s: float, to_s: float) -> float:
+        return (self._at(count, to_s) - self._at(count, from_s)) / (to_s - from_s)
+
+    def _at(self, count: Callable[[Sample], float], at_s: float) -> float:
         at = bisect_left(self.samples, at_s, key=lambda sample: sample.at_s)
         before, after = self.samples[max(0, at - 1)], self.samples[min(at, len(self.samples) - 1)]
         if after.at_s <= before.at_s:
-            return after.handled
+            return count(after)
         share = (at_s - before.at_s) / (after.at_s - before.at_s)
-        return before.handled + share * (after.handled - before.handled)
+        return count(before) + share * (count(after) - count(before))
 
     def memory(self, from_s: float, to_s: float) -> list[float]:
         """MiB of each sample in between; the one nearest when there is none."""
@@ -358,12 +375,16 @@ def _beside(task: Task, big: str, live: str, window_s: float) -> Beside:
     assert back is not None
     if worker.handled_per_s(*after) < 0.05 * worker.handled_per_s(*before):
         raise SubjectFailedError("restore: the live partition ran dry; there is no figure")
+    during = (min(max(done.began_s, back.at_s), done.at_s - 0.1), done.at_s)
     return Beside(
         done.entries,
         done.at_s - done.began_s,
         worker.handled_per_s(*before),
-        worker.handled_per_s(min(max(done.began_s, back.at_s), done.at_s - 0.1), done.at_s),
+        worker.handled_per_s(*during),
         worker.handled_per_s(*after),
+        worker.cpus(*before),
+        worker.cpus(*during),
+        worker.cpus(*after),
         before_mib=worker.memory(*before)[-1],
         peak_mib=max(worker.memory(done.began_s, done.at_s)),
         after_mib=worker.memory(*after)[-1],

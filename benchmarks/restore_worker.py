@@ -30,10 +30,11 @@ LATE: Final = 3
 
 
 class Sample(msgspec.Struct, frozen=True, tag=True):
-    """At a moment of the monotonic clock: calls of the handler so far, and memory."""
+    """At a moment of the monotonic clock: calls of the handler and CPU seconds so far, and memory."""
 
     at_s: float
     handled: int
+    cpu_s: float
     resident_mib: float
 
 
@@ -115,7 +116,7 @@ def main() -> int:
             while True:
                 if time.monotonic() > deadline:
                     os._exit(LATE)
-                tell(Sample(time.monotonic(), handled, resident_mib()))
+                tell(Sample(time.monotonic(), handled, time.process_time(), resident_mib()))
                 time.sleep(SAMPLE_EVERY_S)
 
         def stop() -> None:

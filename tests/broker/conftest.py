@@ -14,7 +14,6 @@ from tests.broker.kafka import KafkaBroker, NoKafkaError, find_kafka, start_kafk
 from tests.broker.members import ThreeBrokers, start_three
 from tests.broker.proxy import Proxy
 
-
 SOAK = bool(os.environ.get("LANEWAY_TEST_SOAK"))
 """Set by `make soak`: every variant of a long test, where `make test` takes the most telling ones."""
 

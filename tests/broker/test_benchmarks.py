@@ -40,7 +40,7 @@ def test_the_short_form_measures_both_modes_and_a_restore(
     assert alone.entries == pytest.approx(9003, rel=0.1)
     assert beside.entries == pytest.approx(9003, rel=0.1)
     assert min(beside.before_per_s, beside.after_per_s) > 0
-    assert 0 < beside.before_mib <= beside.peak_mib
+    assert min(beside.before_mib, beside.peak_mib, beside.after_mib, beside.during_cpus) > 0
     table = capsys.readouterr().out
     assert "beside a live partition" in table
     assert "of what it does without" in table

@@ -215,7 +215,7 @@ class World:
             if process.has_jobs and not process.is_dead and self.random.random() < 0.8:
                 process.do_job()
             if not process.is_dead and not process.is_busy:
-                process.settle()
+                process.turn()
             self.clock.advance(self.random.choice((0, 1, 5)))
 
     def _move_thread(self, process: Process, slot: Any) -> None:

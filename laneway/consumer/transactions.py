@@ -13,6 +13,8 @@ An end of a transaction names its producer, not the transaction, so one that is 
 from __future__ import annotations
 
 import struct
+import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import suppress
@@ -22,7 +24,7 @@ from typing import Final, NamedTuple, ParamSpec
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from laneway.consumer.kafka.errors import ErrorClass, by_code, classify, kafka_errors, position, to_laneway
-from laneway.errors import LanewayError, UnreachableError
+from laneway.errors import KafkaClientError, LanewayError, UnreachableError
 from laneway.store.port import Change
 
 INIT_S: Final = 5.0
@@ -30,6 +32,8 @@ FLUSH_S: Final = 1.0
 OFFSETS_S: Final = 8.0
 COMMIT_S: Final = 10.0
 ABORT_S: Final = 5.0
+HUNG_S: Final = 60.0
+"""Far beyond the timeout of any call: a client that ignores those is of no more use."""
 READ_POLL_S: Final = 0.2
 READ_POLLS: Final = 10
 _PASSES: Final = frozenset({ErrorClass.UNREACHABLE, ErrorClass.RETRIABLE, ErrorClass.FENCED})
@@ -127,6 +131,7 @@ class Transactions:
         self._is_ready = False
         self._is_open = False
         self._call: Future[Answer] | None = None
+        self._since_s = 0.0
 
     # -- at once
 
@@ -234,6 +239,8 @@ class Transactions:
         """
         assert self._call is not None, "no call was begun"
         if not self._call.done():
+            if time.monotonic() - self._since_s > HUNG_S:
+                raise self._hung()
             return None
         call, self._call = self._call, None
         return call.result()
@@ -247,6 +254,7 @@ class Transactions:
 
     def _begin_call(self, call: Callable[_P, Answer], *args: _P.args, **kwargs: _P.kwargs) -> None:
         assert self._call is None, "one call at a time"
+        self._since_s = time.monotonic()
         self._call = self._executor.submit(call, *args, **kwargs)
         self._call.add_done_callback(lambda _: self._notice())
 
@@ -292,9 +300,20 @@ class Transactions:
         if self._producer is not None:
             with suppress(KafkaException):
                 self._producer.purge()
-        # It goes here, on this thread: its own threads are waited for.
-        self._producer = None
+            # Its end waits for its own threads, however long: nobody must wait for that. Whatever it still
+            # sends, the coordinator refuses.
+            last = [self._producer]
+            self._producer = None
+            threading.Thread(target=last.clear, name="laneway-last", daemon=True).start()
         self._is_beginning = False
+
+    def _hung(self) -> LanewayError:
+        return KafkaClientError(
+            f"the Kafka client has not come back from a call for {HUNG_S:g} s, beyond every timeout it was "
+            "given; nothing more can be settled with it",
+            where=f"transactional id {self.transactional_id}",
+            mend="start again: the changelog decides what happened, nothing is lost; are the brokers well?",
+        )
 
     def _found(self, topic: str, partition: int, offset: int) -> Answer:
         with kafka_errors(position(topic, partition, offset)):

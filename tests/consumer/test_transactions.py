@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any, cast
@@ -10,6 +11,7 @@ from typing import Any, cast
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
+from laneway.consumer import transactions
 from laneway.consumer.transactions import Answer, Fate, Membership, Transactions, fate_of
 from laneway.errors import KafkaClientError, UnreachableError
 from tests.consumer.fake_transactions import failed
@@ -315,3 +317,55 @@ def test_only_a_member_has_a_membership(member: str | None, generation: int, may
     """Kafka does not fence offsets of somebody who names no member, or no generation in an empty group."""
     membership = Membership(cast("Consumer", Member(member, generation)))
     assert (membership.metadata() is not None) is may
+
+
+class Slow(FakeProducer):
+    """A producer whose end takes until somebody allows it, as that of one whose brokers have died."""
+
+    may_end = threading.Event()
+
+    def __del__(self) -> None:
+        self.may_end.wait(30)
+
+
+def test_a_producer_whose_end_takes_for_ever_keeps_nobody() -> None:
+    """Its own threads are waited for when it goes; the next one has the id meanwhile (case 38)."""
+    made: list[Callable[[KafkaError], None]] = []
+
+    def new_producer(on_error: Callable[[KafkaError], None]) -> Producer:
+        made.append(on_error)
+        return cast("Producer", Slow(on_error))
+
+    port = Transactions(
+        "id", new_producer, lambda: cast("Consumer", None), prefix="", executor=Now(), notice=lambda: None
+    )
+    try:
+        for _ in range(2):
+            port.renew()
+            assert port.answer() == Answer(Fate.DONE)
+        assert len(made) == 2
+        assert not Slow.may_end.is_set()
+    finally:
+        Slow.may_end.set()
+
+
+def test_a_client_that_ignores_its_timeouts_ends_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that does not come back ends the worker with a word, and nothing is lost (case 38)."""
+
+    class Never(Executor):
+        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+            return Future()
+
+    port = Transactions(
+        "id",
+        lambda _: cast("Producer", None),
+        lambda: cast("Consumer", None),
+        prefix="",
+        executor=Never(),
+        notice=lambda: None,
+    )
+    port.renew()
+    assert port.answer() is None
+    monkeypatch.setattr(transactions, "HUNG_S", 0.0)
+    with pytest.raises(KafkaClientError, match="nothing is lost"):
+        port.answer()

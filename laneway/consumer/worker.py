@@ -32,6 +32,7 @@ from laneway.consumer.settings.model import Settings
 from laneway.consumer.settler import CrashPoint, Settler, no_crash
 from laneway.consumer.shape import ShapeWatch
 from laneway.consumer.topics import TopicNames
+from laneway.consumer.watchdog import Watchdog
 from laneway.consumer.workers import Workers
 from laneway.errors import IncompleteError, LanewayError, LedgerError
 from laneway.lanes.board import Board
@@ -166,6 +167,7 @@ class Worker:
         self._revoke_budget_s = max_poll_ms / REVOKE_SHARE / 1000
         self._expired_ms = 0
         self._overdue: set[int] = set()
+        self._watchdog = Watchdog()
         self._shape = ShapeWatch(settings, partitions, self._workers.nudge)
 
     def request_stop(self) -> None:
@@ -183,11 +185,13 @@ class Worker:
             LanewayError: something ended a partition; the others were drained.
         """
         self._shape.start()
+        self._watchdog.start()
         failure: LanewayError | None = None
         try:
             self._ownership.subscribe()
             while not self._stopping and failure is None:
                 self._turn()
+                self._watchdog.turned()
                 failure = self._ownership.failure() or self._shape.failure
         except LanewayError as error:
             failure = error
@@ -201,6 +205,7 @@ class Worker:
     def _end(self, failure: LanewayError | None) -> bool:
         """Drain, leave the group, end every thread; returns whether nothing was left running."""
         self._shape.stop()
+        self._watchdog.stop()
         if failure is not None:
             self._ownership.blame(failure)
         drained = False

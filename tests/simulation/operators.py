@@ -212,6 +212,11 @@ class Operators:
         self.reopened.add((partition, record.effect_key))
         return command.case_id
 
+    def intended(self, partition: int, effect_key: str, effect: Effect) -> None:
+        """A run is about to be announced; perhaps the one that a command asked for."""
+        if (partition, effect.offset) in self.replayed:
+            self.reopened.add((partition, effect_key))
+
     def finished(self, partition: int, effect_key: str, effect: Effect) -> None:
         """An effect is about to be finished: by its handler, or by who decided about this very delivery."""
         self._finished.add((partition, effect_key, effect.payload_hash))

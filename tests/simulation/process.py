@@ -58,6 +58,7 @@ class Process:
         takes_power: whether the whole machine goes with it.
         frozen: world steps for which it does not run.
         is_busy: it is on the stack, waiting for others.
+        is_waiting: so it is, and in a drain.
         disk: of the machine that it runs on.
         waiting: background calls that pause in their middle.
     """
@@ -69,6 +70,7 @@ class Process:
         self.disk = world.disks[slot % len(world.disks)]
         self.is_dead = False
         self.is_busy = False
+        self.is_waiting = False
         self.fuse: int | None = None
         self.takes_power = False
         self.frozen = 0
@@ -116,8 +118,17 @@ class Process:
 
     def settle(self) -> None:
         """What a turn does that finds nothing to read: the cycle goes on."""
-        if not self.worker._settler.idle:
+        if self.worker._settler.idle:
+            return
+        if not self.is_waiting:
             self._doing(lambda: self._or_end(self._settle))
+            return
+        # It stands in its drain, below somebody who waits for its transaction; in truth it would not.
+        before, self.world.acting = self.world.acting, self
+        try:
+            self._settle()
+        finally:
+            self.world.acting = before
 
     def stop(self) -> None:
         """SIGTERM: finish what runs, settle, leave."""
@@ -208,7 +219,11 @@ class Process:
         if self.is_dead:
             raise Died
         if self._waits:
-            self.world.meanwhile()
+            self.is_waiting = True
+            try:
+                self.world.meanwhile()
+            finally:
+                self.is_waiting = False
             if self.is_dead:
                 raise Died
 

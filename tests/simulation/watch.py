@@ -273,6 +273,8 @@ class Watch:
         effect = entry.effect
         if effect is not None and effect.state in FINISHED:
             self._world.operators.finished(partition, entry.effect_key, effect)
+        elif effect is not None and effect.state is EffectState.RUNNING:
+            self._world.operators.intended(partition, entry.effect_key, effect)
         if effect is not None and effect.state is EffectState.SUCCEEDED:
             if effect.reason != "mark-done":
                 self.outside.check_recorded(process, partition, entry.effect_key)

@@ -331,7 +331,7 @@ class World:
                     threads.move(slot)
             self._moved = True
         for _ in range(STEPS_AT_ONCE):
-            if not self._land(process) or process.is_dead or process.is_busy:
+            if not self._land(process) or process.is_dead or process.is_busy > process.is_waiting:
                 return
             self._moved = True
             process.settle()

@@ -151,6 +151,8 @@ class Forwarded:
 
     def settled(self, partition: int, forward: Forward) -> None:
         """A settlement wants this forward: one act always has one id, also when it is done again."""
+        if forward.kind is ForwardKind.EMITTED:
+            return  # one act may emit many
         own = headers_of(forward)
         origin = own.get("origin-offset", "")
         again = "" if own.get("effect-key") else f"{forward.channel}:{forward.offset}"
@@ -179,6 +181,8 @@ class Forwarded:
         first = self.ids.setdefault(ident, forward)
         if (first.key, first.headers) != (forward.key, forward.headers) and not _is_stub(forward):
             raise Broken(6, f"two copies of one forward id differ: {forward.kind.name}", partition=partition)
+        if forward.kind is ForwardKind.EMITTED:
+            return
         if forward.kind is ForwardKind.REVIEW:
             if SECRET in (forward.value or b""):
                 raise Broken(10, f"a {own['kind']} record quotes a payload", partition=partition)

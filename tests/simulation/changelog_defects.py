@@ -10,13 +10,18 @@ from itertools import count
 from typing import Any
 
 import laneway.consumer.restore as restore_module
+import laneway.lanes.books as books_module
 from laneway.consumer.attempt import Attempt, Share
 from laneway.consumer.changelog_truth import ChangelogTruth
 from laneway.consumer.partition import Partition
 from laneway.consumer.restore import ChangelogOpener
 from laneway.consumer.settler import Again, Cycle
 from laneway.consumer.transactions import Answer, Fate, Membership, Transactions
+from laneway.lanes.admission import PASSED, Standing
+from laneway.lanes.books import Books
+from laneway.lanes.frontier import Frontier
 from laneway.lanes.intents import Intents
+from laneway.lanes.record import Channel
 from laneway.lanes.run import Run
 from laneway.store.port import LedgerStore
 from tests.simulation.defect import Defect
@@ -130,6 +135,43 @@ def _stored_is_current() -> Sequence[Change]:
     return [(ChangelogOpener, "_restore", not_restored)]
 
 
+def _committed_offsets_tell() -> Sequence[Change]:
+    send_offsets = Transactions.send_offsets
+    sent: dict[Transactions, Any] = {}
+
+    def remembered(self: Transactions, offsets: Any, metadata: object) -> None:
+        sent[self] = list(offsets)
+        send_offsets(self, offsets, metadata)
+
+    def as_the_group_says(self: Transactions, topic: str, partition: int, offset: int) -> None:
+        producer: Any = self._producer
+        committed = producer._cluster.group.committed
+        there = all(committed.get(place[:2], -1) >= place[2] for place in sent[self])
+        self._begin_call(lambda: Answer(Fate.DONE if there else Fate.ABORT))
+
+    return [(Transactions, "send_offsets", remembered), (Transactions, "read_back", as_the_group_says)]
+
+
+def _held_back_alone() -> Sequence[Change]:
+    return [(books_module, "_apart", lambda settlements, _: (list(settlements), []))]
+
+
+def _held_back_is_settled() -> Sequence[Change]:
+    return [(books_module, "_without", lambda mark, channel, settlements: mark)]
+
+
+def _commands_again() -> Sequence[Change]:
+    init = Books.__init__
+
+    def forgetful(self: Books, *args: Any, **named: Any) -> None:
+        init(self, *args, **named)
+        start = named["starts"].get(Channel.COMMANDS)
+        if start is not None:
+            self.frontiers[Channel.COMMANDS] = Frontier(start)
+
+    return [(Books, "__init__", forgetful)]
+
+
 def _starts_before_intent() -> Sequence[Change]:
     note = Intents.note
 
@@ -179,6 +221,59 @@ def _of_changelog(
 
 
 CHANGELOG_DEFECTS: tuple[Defect, ...] = (
+    _of_changelog(
+        "passed-intent-is-stale",
+        "4.1.4 †",
+        "behind `last`, an intent of this position is a stale number",
+        lambda: [(PASSED, Standing.OWN_INTENT, PASSED[Standing.OWN_OPEN])],
+        2000,
+        3,
+        4,
+        8,
+        9,
+    ),
+    _of_changelog(
+        "committed-offsets-tell",
+        "4.2 †",
+        "after an unknown end the committed offsets are asked, not the changelog",
+        _committed_offsets_tell,
+        1000,
+        4,
+        6,
+        9,
+    ),
+    _of_changelog(
+        "held-back-alone",
+        "4.2 †",
+        "what hangs on a settlement that is held back goes without it",
+        _held_back_alone,
+        2000,
+        2,
+        3,
+        4,
+        6,
+        9,
+    ),
+    _of_changelog(
+        "held-back-is-settled",
+        "4.2 †",
+        "the frontiers pass a settlement that is held back",
+        _held_back_is_settled,
+        500,
+        4,
+        9,
+    ),
+    _of_changelog(
+        "commands-again",
+        "4.1.1 †",
+        "a command that is settled above the committed offset is judged again",
+        _commands_again,
+        2000,
+        4,
+        6,
+        8,
+        9,
+    ),
     _of_changelog(
         "applied-before-committed",
         "4.2",
@@ -264,19 +359,18 @@ CHANGELOG_DEFECTS: tuple[Defect, ...] = (
         _age_is_trusted,
         1000,
         frozenset({9}),
-        start=6300,
+        start=1700,
         changelog=True,
     ),
-    _of_changelog(
+    Defect(
         "kept-is-current",
         "4.5 †",
         "a ledger that stayed open is not brought up to date",
         _kept_is_current,
         2000,
-        3,
-        4,
-        5,
-        9,
+        frozenset({3, 4, 5, 9}),
+        start=1300,
+        changelog=True,
     ),
     _of_changelog(
         "stored-is-current", "4.5", "a stored ledger is not brought up to date", _stored_is_current, 300, 5, 9

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from laneway.lanes.effect import EffectState
-from laneway.lanes.forward import ForwardKind
+from laneway.lanes.forward import Forward, ForwardKind
 from laneway.lanes.lane import HoldKind
 from laneway.lanes.record import Channel
 from laneway.lanes.view import Entry, Meta, PutCase, PutEffect
@@ -20,7 +20,7 @@ from tests.simulation.broker import Transaction
 from tests.simulation.changelogs import Changelogs, check_fold
 from tests.simulation.disk import Handle
 from tests.simulation.forwards import forward_of
-from tests.simulation.setup import LEDGER, NAMES, SOURCE
+from tests.simulation.setup import EMITTED, LEDGER, NAMES, SOURCE
 
 if TYPE_CHECKING:
     from tests.simulation.watch import Watch
@@ -41,6 +41,7 @@ class Decisions:
     def committed(self, transaction: Transaction) -> None:
         """It is about to be true."""
         parts = sorted(number for topic, number in transaction.places if topic == LEDGER)
+        emitted = self._emitted(transaction)
         for number in parts:
             self._world.tell(None, f"transaction of process {transaction.who} commits", number)
             self._watch.check_owner(transaction.who, number)
@@ -48,6 +49,7 @@ class Decisions:
             before = self.changelogs.truth(number).effects
             entries = self.changelogs.commit(number, records)
             self._check_entries(transaction, number, entries, dict(before))
+            self._watch.emissions.check(number, entries, emitted.get(number, ()))
         # A partition without entries may come along, to refresh what people see beside its offset.
         if not {number for _, number in transaction.offsets} >= set(parts):
             raise Broken(9, f"offsets of other partitions than the entries: {transaction.offsets}, {parts}")
@@ -88,6 +90,16 @@ class Decisions:
                     watch.outside.forgets(number, entry.effect_key)
             elif isinstance(entry, PutEffect):
                 watch.effect_recorded(transaction.who, number, entry)
+
+    def _emitted(self, transaction: Transaction) -> dict[int, list[Forward]]:
+        """By partition, what handlers emit with this transaction."""
+        found: dict[int, list[Forward]] = {}
+        for topic, number in transaction.places:
+            if topic == EMITTED:
+                for _, stored in self._world.cluster.log(topic, number).of(transaction):
+                    partition, forward = forward_of(topic, stored)
+                    found.setdefault(partition, []).append(forward)
+        return found
 
     def _check_forwards(self, transaction: Transaction, topic: str, number: int) -> None:
         """Each exists exactly once, and exactly because a settlement of this transaction says so."""

@@ -54,7 +54,7 @@ LOCAL_DEFECTS: tuple[Defect, ...] = (
         "duplicates are found by message id",
         plant.by_message_id,
         within=50,
-        breaks=frozenset({2, 3}),
+        breaks=frozenset({2, 3, 4}),
     ),
     Defect(
         "random-forward-ids",
@@ -102,7 +102,7 @@ LOCAL_DEFECTS: tuple[Defect, ...] = (
         "an effect that is open under another position runs",
         plant.cell(IN_TURN, Standing.FOREIGN_OPEN, _RUN),
         within=1000,
-        breaks=frozenset({3}),
+        breaks=frozenset({3, 11}),
     ),
     Defect(
         "stale-conflict-is-duplicate",
@@ -265,6 +265,22 @@ LOCAL_DEFECTS: tuple[Defect, ...] = (
         plant.no_hand_over,
         within=300,
         breaks=frozenset({12}),
+    ),
+    Defect(
+        "emits-on-failure",
+        "3",
+        "a delivery that failed emits",
+        plant.emits_on_failure,
+        within=50,
+        breaks=frozenset({6}),
+    ),
+    Defect(
+        "emits-nothing",
+        "3",
+        "what a handler emits is not part of its settlement",
+        plant.emits_nothing,
+        within=50,
+        breaks=frozenset({6}),
     ),
 )
 

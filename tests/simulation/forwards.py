@@ -7,9 +7,14 @@ import re
 from laneway.lanes.forward import Forward, ForwardKind
 from laneway.lanes.record import Channel
 from tests.simulation.broker import Stored
-from tests.simulation.setup import NAMES
+from tests.simulation.setup import EMITTED, NAMES
 
-_KINDS = {NAMES.retry: ForwardKind.RETRY, NAMES.dlq: ForwardKind.DLQ, NAMES.review: ForwardKind.REVIEW}
+_KINDS = {
+    NAMES.retry: ForwardKind.RETRY,
+    NAMES.dlq: ForwardKind.DLQ,
+    NAMES.review: ForwardKind.REVIEW,
+    EMITTED: ForwardKind.EMITTED,
+}
 _NEWS_PARTITION = re.compile(rb'"partition":(\d+)')
 
 

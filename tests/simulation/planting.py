@@ -31,6 +31,7 @@ from laneway.lanes.lane import HoldKind, Lane
 from laneway.lanes.record import Channel, Record, lane_of_one
 from laneway.lanes.settlement import Settlement
 from laneway.lanes.settling import Settling
+from laneway.lanes.verdict import Ack, Emitted, Outcome
 from laneway.lanes.view import ChannelMark
 from laneway.lanes.work import EffectsInHand, Work
 from laneway.store.memory import MemoryLedger
@@ -290,6 +291,30 @@ def retries_at_once() -> Sequence[Change]:
         return done
 
     return [(Intake, "_read", due_now)]
+
+
+def emits_on_failure() -> Sequence[Change]:
+    verdict = Settling.verdict
+
+    def whatever_it_is(
+        self: Settling, record: Record, outcome: Outcome, *args: Any
+    ) -> tuple[Settlement, Lane]:
+        done, after = verdict(self, record, outcome, *args)
+        if not isinstance(outcome.verdict, Ack):
+            emitted = (Emitted("reminded", b"k", b"0", ()),)
+            done.forwards += [self._forward.emitted(record, at, each) for at, each in enumerate(emitted)]
+        return done, after
+
+    return [(Settling, "verdict", whatever_it_is)]
+
+
+def emits_nothing() -> Sequence[Change]:
+    verdict = Settling.verdict
+
+    def mute(self: Settling, record: Record, outcome: Outcome, *args: Any) -> tuple[Settlement, Lane]:
+        return verdict(self, record, msgspec.structs.replace(outcome, emitted=()), *args)
+
+    return [(Settling, "verdict", mute)]
 
 
 def no_hand_over() -> Sequence[Change]:

@@ -20,6 +20,7 @@ NAMES = TopicNames(
     SOURCE, *(f"{SOURCE}.reminders.{kind}" for kind in ("retry", "commands", "dlq", "review", "ledger"))
 )
 LEDGER = NAMES.ledger
+EMITTED = "reminded"
 HANDLER_TIMEOUT_MS = 2000
 TRANSACTION_TIMEOUT_MS = 1500
 DELETE_RETENTION_MS = 12_000

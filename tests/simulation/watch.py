@@ -40,10 +40,11 @@ from tests.outside import HandlerRun, Outside
 from tests.simulation.broker import Place, Stored, Transaction
 from tests.simulation.decisions import Decisions
 from tests.simulation.disk import Handle
+from tests.simulation.emitted import Emissions
 from tests.simulation.forwards import forward_of
 from tests.simulation.plan import Fate
 from tests.simulation.process import Process
-from tests.simulation.setup import NAMES, SOURCE
+from tests.simulation.setup import EMITTED, NAMES, SOURCE
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -73,6 +74,7 @@ class Watch:
             paused=lambda *lane: lane in world.operators.paused,
         )
         self.decisions = Decisions(world, self)
+        self.emissions = Emissions(world)
         self.forwarded = Forwarded(is_replayed=lambda place: place in world.operators.replayed)
         self.fates: dict[tuple[int, str], Fate] = {}
         self.clock_jumped = False
@@ -140,6 +142,7 @@ class Watch:
         assert act is not None
         key = (act.partition, act.record.effect_key)
         fate = self.fates[key]
+        self.emissions.emit(act.partition, delivery)
         count = self._attempt if fate.by_attempt else self._handled[key]
         if fate.kind == "fine" or count > fate.times:
             return delivery.effect_key
@@ -177,6 +180,8 @@ class Watch:
 
     def landed(self, topic: str, partition: int, offset: int, forward: Forward) -> None:
         """A forward stands in its topic, for everybody to see."""
+        if topic == EMITTED and forward.forward_id not in self.forwarded.ids:
+            self.emissions.landed(partition, forward)
         self.forwarded.landed(partition, forward)
         if topic == NAMES.retry:
             own = headers_of(forward)
@@ -259,6 +264,7 @@ class Watch:
                     check_gap(self.books, handle.partition, entry.case)
             elif isinstance(entry, PutEffect):
                 self.effect_recorded(process.ident, handle.partition, entry)
+        self.emissions.check(handle.partition, entries, outbox)
         for forward in outbox:
             self.settled(handle.partition, forward)
 

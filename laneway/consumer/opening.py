@@ -128,7 +128,8 @@ class LocalOpener:
 
     def _refuse_stale(self, partition: Partition, meta: Meta) -> None:
         """Refuse a ledger that a worker has gone beyond with another one; an operator may go on."""
-        self._refuse_lost_retries(partition, meta)
+        if not self._accept_empty_ledger:
+            refuse_lost_retries(partition, meta)
         knows, start = frontier(meta, Channel.SOURCE), partition.starts[Channel.SOURCE]
         if start <= knows:
             return
@@ -153,20 +154,6 @@ class LocalOpener:
             "and lanes may begin where this ledger ends, start with --accept-empty-ledger",
         )
 
-    def _refuse_lost_retries(self, partition: Partition, meta: Meta) -> None:
-        """Refuse when retries were deleted unread: lanes would wait for them for ever, and nobody knew."""
-        knows, start = frontier(meta, Channel.RETRY), partition.starts[Channel.RETRY]
-        committed = partition.committed[Channel.RETRY]
-        if start <= max(knows, committed or 0) or self._accept_empty_ledger:
-            return
-        raise RefusedError(
-            f"{start - knows} retries are gone unread: the ledger has settled up to offset {knows}, "
-            f"and the log begins at {start}",
-            where=f"{partition.names.retry}-{partition.partition}",
-            mend="find out who deleted them, and which lanes wait (`laneway ledger lookup`); those stay held "
-            "when you start with --accept-empty-ledger",
-        )
-
     def _first_meta(self, partition: Partition) -> Meta:
         marks = {channel: ChannelMark(start) for channel, start in partition.starts.items()}
         return Meta(
@@ -177,6 +164,21 @@ class LocalOpener:
             parked_bytes=0,
             written_ms=time.time_ns() // 1_000_000,
         )
+
+
+def refuse_lost_retries(partition: Partition, meta: Meta) -> None:
+    """Refuse when retries were deleted unread: lanes would wait for them for ever, and nobody knew."""
+    knows, start = frontier(meta, Channel.RETRY), partition.starts[Channel.RETRY]
+    committed = partition.committed[Channel.RETRY]
+    if start <= max(knows, committed or 0):
+        return
+    raise RefusedError(
+        f"{start - knows} retries are gone unread: the ledger has settled up to offset {knows}, "
+        f"and the log begins at {start}",
+        where=f"{partition.names.retry}-{partition.partition}",
+        mend="find out who deleted them, and which lanes wait (`laneway lanes list`); those stay held "
+        "when you start with --accept-empty-ledger",
+    )
 
 
 def frontier(meta: Meta, channel: Channel) -> int:

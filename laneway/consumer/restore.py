@@ -9,8 +9,9 @@ it, and is waited for until it is committed or aborted. Reading is up to the end
 position is; records may be missing there (compaction, aborted transactions, their markers), so the
 client's word that a partition ends counts as much as a record.
 
-The changelog is the truth, so nothing is refused here that `LocalOpener` must refuse, but for one thing: a
-changelog of which a part is gone tells less than was known, and nobody would notice.
+The changelog is the truth, so little is refused here that `LocalOpener` must refuse: a changelog of which a
+part is gone, or that a worker of the group has gone beyond without writing it, tells less than was known;
+and lanes would wait for ever for retries that were deleted unread. Nobody would notice.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from laneway.consumer.kafka import clients
 from laneway.consumer.kafka.cluster import Cluster
 from laneway.consumer.kafka.errors import ErrorClass, classify, kafka_errors, position, to_laneway
-from laneway.consumer.opening import Opened, frontier
+from laneway.consumer.opening import Opened, frontier, refuse_lost_retries
 from laneway.consumer.partition import Partition, State
 from laneway.consumer.progress import RestoreProgress
 from laneway.consumer.settings.model import Settings
@@ -41,7 +42,7 @@ from laneway.errors import (
     TopicError,
 )
 from laneway.lanes.record import Channel
-from laneway.lanes.view import Opening
+from laneway.lanes.view import Meta, Opening
 from laneway.store.port import Change, ChangelogMark, LedgerStore
 from laneway.store.state_dir import StateDir
 
@@ -143,6 +144,9 @@ class ChangelogOpener:
                 self._restoring.discard(partition)
             if opening.meta is None:
                 self._refuse_empty(partition, changelog)
+            elif not self._accept_empty_ledger:
+                _refuse_left_behind(partition, opening.meta, changelog)
+                refuse_lost_retries(partition, opening.meta)
         except BaseException:
             if ledger is not None:
                 with suppress(LedgerError):
@@ -406,6 +410,20 @@ class ChangelogOpener:
 def _require_wanted(partition: Partition) -> None:
     if partition.state is State.CLOSED:
         raise AbandonedError("the partition left before its ledger was restored", where=str(partition))
+
+
+def _refuse_left_behind(partition: Partition, meta: Meta, changelog: Changelog) -> None:
+    """Refuse a changelog that ends below what a worker has committed: a transaction holds both."""
+    knows, committed = frontier(meta, Channel.SOURCE), partition.committed[Channel.SOURCE]
+    if committed is None or committed <= knows or not partition.is_worker_commit:
+        return
+    raise RefusedError(
+        f"a worker of the group has committed offset {committed} of {partition}, and its changelog tells of "
+        f"offsets below {knows} only: the ledger was kept on one machine meanwhile, or the changelog was "
+        "put back from a copy",
+        where=str(changelog),
+        mend=f"find out what became of the rest: run on in the mode that has it; {_ACCEPT}",
+    )
 
 
 def _misfit(mark: ChangelogMark | None, changelog: Changelog) -> str:

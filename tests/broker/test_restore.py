@@ -13,6 +13,7 @@ from laneway.consumer.partition import State
 from laneway.consumer.restore import AbandonedError
 from laneway.consumer.settings.model import LedgerSettings, Settings
 from laneway.errors import ChangelogFormatError, LanewayError, LedgerFormatError, RefusedError, StateDirError
+from laneway.lanes.record import Channel
 from laneway.lanes.view import PutEffect
 from laneway.store import codec
 from laneway.store.port import ChangelogMark
@@ -396,6 +397,27 @@ def test_offsets_of_a_worker_without_a_changelog_are_refused(scene: Scene, *, ab
         scene.open(scene.partition(committed=7))
     _, by_hand = scene.open(scene.partition(committed=7, by_worker=False))
     assert by_hand.meta is None
+
+
+def test_a_changelog_that_a_worker_went_beyond_is_refused(scene: Scene) -> None:
+    """Work that a worker settled elsewhere, as `local` does, is missing here: seen, and never passed over."""
+    scene.write(scene.producer(), cycle(3, "a"))
+    with pytest.raises(RefusedError, match=r"committed offset 7 .* offsets below 3 only"):
+        scene.open(scene.partition(committed=7))
+    by_hand, _ = scene.open(scene.partition(committed=7, by_worker=False), machine="there")
+    assert keys_of(by_hand, "a") == ["a"]
+    ledger, _ = scene.open(scene.partition(committed=7), accept_empty_ledger=True)
+    assert keys_of(ledger, "a") == ["a"]
+
+
+def test_retries_that_were_deleted_unread_are_refused(scene: Scene) -> None:
+    """A lane whose retry is gone would wait for it for ever, wherever its ledger is (case 32)."""
+    scene.write(scene.producer(), cycle(1, "a"))
+    partition = scene.partition(committed=1)
+    partition.starts[Channel.RETRY] = 2
+    with pytest.raises(RefusedError, match="2 retries are gone unread"):
+        scene.open(partition)
+    scene.open(partition, accept_empty_ledger=True)
 
 
 def test_a_changelog_that_was_made_anew(scene: Scene) -> None:

@@ -32,7 +32,7 @@ from laneway.consumer.notices import Notices
 from laneway.consumer.partition import Partition, State
 from laneway.consumer.settler import Again, Cycle, PartCycle, Step
 from laneway.consumer.transactions import Answer, Fate, Offsets
-from laneway.errors import KafkaClientError, LanewayError
+from laneway.errors import KafkaClientError, LanewayError, RefusedError
 from laneway.lanes.record import Channel
 from laneway.lanes.view import PutEffect
 from laneway.store.port import Change, ChangelogMark
@@ -199,6 +199,7 @@ class ChangelogTruth:
         if attempt.has_more:
             attempt.produce(self._transactions)
             return False
+        self._refuse_made_anew(attempt)
         return True
 
     # 3
@@ -355,6 +356,23 @@ class ChangelogTruth:
             late = any(by_code(e.error) is ErrorClass.UNREACHABLE for e in refused if e.error is not None)
             self._attempt, self._undo = None, Fate.RENEW if late else Fate.ABORT
         return bool(refused)
+
+    @staticmethod
+    def _refuse_made_anew(attempt: Attempt) -> None:
+        """End before a changelog that is not the one that was restored gets its first commit.
+
+        With one it would be taken for the whole of what is known by the next owner.
+        """
+        for share in attempt.shares:
+            partition = share.part.partition
+            mark = None if partition.ledger is None else partition.ledger.changelog_mark()
+            if mark is not None and 0 <= share.meta_offset < mark.next_offset:
+                raise RefusedError(
+                    f"the changelog ends at offset {share.meta_offset} now, and the ledger here knows what "
+                    f"it said below {mark.next_offset}: it was made anew, or cut off, under this worker",
+                    where=f"{partition.names.ledger}[{partition.partition}]",
+                    mend="keep this state directory, and find out who did that; nothing was committed to it",
+                )
 
     @staticmethod
     def _hold_back(entry: Forwarded, error: KafkaError, now_ms: int) -> None:

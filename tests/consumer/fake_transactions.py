@@ -202,6 +202,11 @@ class FakeTransactions:
 
     # -- behind it
 
+    def make_anew(self, topic: str, partition: int) -> None:
+        """Somebody deletes a log and makes it again, under the same name."""
+        self.logs[topic, partition].clear()
+        self._ends[topic, partition] = 0
+
     def _called(self, name: str) -> None:
         assert not self._in_doubt, f"{name} on a producer whose last end nobody knows"
         self.calls.append(name)

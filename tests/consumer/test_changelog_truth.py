@@ -8,7 +8,7 @@ from confluent_kafka import KafkaError
 from laneway.consumer.changelog_truth import MOST_FENCED
 from laneway.consumer.partition import State
 from laneway.consumer.transactions import Answer, Fate
-from laneway.errors import KafkaClientError, LedgerError
+from laneway.errors import KafkaClientError, LedgerError, RefusedError
 from laneway.lanes.record import Channel
 from laneway.lanes.verdict import Outcome, Reject
 from laneway.store import codec
@@ -396,3 +396,20 @@ def test_two_workers_of_one_name_end() -> None:
     with pytest.raises(KafkaClientError, match="instance_id"):
         worker.settle()
     assert worker.kafka.calls.count("renew") == MOST_FENCED
+
+
+def test_a_changelog_that_was_made_anew_gets_no_commit() -> None:
+    """One whose log begins again is not the one that was restored: the worker ends, nothing is committed.
+
+    With a commit in it the next owner would take it for the whole of what is known (case 34).
+    """
+    worker = Worker(0)
+    worker.work(0, ("a", 1))
+    worker.settle()
+    commits = worker.kafka.calls.count("commit")
+    worker.kafka.make_anew("ledger", 0)
+    worker.work(0, ("a", 2), first=1)
+    with pytest.raises(RefusedError, match="was made anew"):
+        worker.settle()
+    assert worker.kafka.calls.count("commit") == commits
+    assert [effect is None for effect in worker.ledger(0).effects(["a1", "a2"])] == [False, True]

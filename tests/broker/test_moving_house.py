@@ -1,7 +1,7 @@
 """Moving house: the ledger follows its partition, whatever happens to the workers and their disks.
 
-Two stories of ten events are part of every run of the tests. `make soak` (LANEWAY_TEST_SOAK=1) tells the whole
-one: all permits and thirty events.
+Two stories of ten events are part of every run of the tests. `make soak` (LANEWAY_TEST_SOAK=1) tells the
+whole ones: all permits and thirty events.
 """
 
 from __future__ import annotations

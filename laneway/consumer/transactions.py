@@ -23,7 +23,15 @@ from typing import Final, NamedTuple, ParamSpec
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
-from laneway.consumer.kafka.errors import ErrorClass, by_code, classify, kafka_errors, position, to_laneway
+from laneway.consumer.kafka.errors import (
+    ErrorClass,
+    by_code,
+    classify,
+    kafka_errors,
+    position,
+    said_by_client,
+    to_laneway,
+)
 from laneway.errors import KafkaClientError, LanewayError, UnreachableError
 from laneway.store.port import Change
 
@@ -265,7 +273,7 @@ class Transactions:
             call(producer)
             # Broken connections are told in here.
             producer.poll(0)
-        except KafkaException as exception:
+        except (KafkaException, SystemError) as exception:
             return _answer(exception)
         return _DONE
 
@@ -273,7 +281,7 @@ class Transactions:
         assert self._producer is not None
         try:
             left = self._producer.flush(FLUSH_S)
-        except KafkaException as exception:
+        except (KafkaException, SystemError) as exception:
             return _answer(exception)
         return Answer(Fate.RETRY if left else Fate.DONE)
 
@@ -400,6 +408,6 @@ def _error_of(exception: KafkaException) -> KafkaError:
     return error
 
 
-def _answer(exception: KafkaException) -> Answer:
-    error = _error_of(exception)
+def _answer(exception: KafkaException | SystemError) -> Answer:
+    error = _error_of(said_by_client(exception))
     return Answer(fate_of(error), error)

@@ -7,7 +7,7 @@ nothing is lost or done twice beyond the stated window.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -15,7 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, Message
 
+from laneway.consumer.background import DaemonExecutor
+from laneway.consumer.kafka import clients
+from laneway.consumer.rights import transactional_id_prefix
+from laneway.consumer.settings.model import Settings
+from laneway.consumer.transactions import Answer, Fate, Transactions
 from tests.broker import recording
 from tests.broker.changelog import check_stores, ledgers_of, read_changelog, writers_of
 from tests.broker.cluster import Cluster, Outgoing
@@ -314,3 +320,51 @@ def test_members_of_the_cluster_die_under_load(
     scene.check([worker], LENGTH)
     explained = {line["effectKey"] for line in events_of(worker.journal(), "completion_refused")}
     assert {run.effect_key for run in scene.reruns()} <= explained
+
+
+def test_a_producer_that_is_fenced_while_it_flushes_is_replaced(
+    kafka: KafkaBroker, cluster: Cluster, names: Names
+) -> None:
+    """The client raises its own end into our delivery reports: an answer, and no crash (case 37)."""
+    cluster.create_topic(names.source, 1)
+    settings = Settings(group=names.group, sources=(names.source,), bootstrap=kafka.bootstrap)
+    reports: list[KafkaError | None] = []
+
+    def report(error: KafkaError | None, _: Message | None) -> None:
+        if error is not None:
+            error.name()
+        reports.append(error)
+
+    def ask(transactions: Transactions, call: Callable[[], None]) -> Answer:
+        call()
+        answer = eventually(transactions.answer, 20, "an answer")
+        assert answer is not None
+        return answer
+
+    def owner(executor: DaemonExecutor) -> Transactions:
+        name = transactional_id_prefix(names.group) + "one"
+        return Transactions(
+            name,
+            lambda on_error: clients.new_transactional_producer(settings, name, error_cb=on_error),
+            lambda: clients.new_reader(settings, committed=True),
+            prefix=name,
+            executor=executor,
+            notice=lambda: None,
+        )
+
+    executor = DaemonExecutor(1, "test-tx")
+    try:
+        first, second = owner(executor), owner(executor)
+        assert ask(first, first.renew).fate is Fate.DONE
+        assert first.begin().fate is Fate.DONE
+        assert first.produce(names.source, 0, b"k", b"v", None, report).fate is Fate.DONE
+        assert ask(first, first.flush).fate is Fate.DONE
+        assert ask(second, second.renew).fate is Fate.DONE
+        for _ in range(300):
+            assert first.produce(names.source, 0, b"k", b"v", None, report).fate is Fate.DONE
+        assert ask(first, first.flush).fate is Fate.RENEW
+        assert any(reports)
+        assert ask(first, first.renew).fate is Fate.DONE
+    finally:
+        executor.shutdown()
+        executor.join(5)

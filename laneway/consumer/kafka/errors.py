@@ -188,6 +188,19 @@ def _without_repeats(said: str, where: str) -> str:
     return reason if match["broker"] in {*named, match["ip"]} else f"{match['broker']}: {reason}"
 
 
+def said_by_client(exception: KafkaException | SystemError) -> KafkaException:
+    """What the client raised. Its own end falls into whatever callback it runs just then.
+
+    The interpreter calls that a SystemError, of the callback or of anything in it; the client's is its cause.
+    """
+    cause: BaseException | None = exception
+    while cause is not None and not isinstance(cause, KafkaException):
+        cause = cause.__cause__
+    if cause is None:
+        raise exception
+    return cause
+
+
 @contextmanager
 def kafka_errors(where: str, mend: str = "") -> Iterator[None]:
     """Whatever the Kafka client raises inside leaves as ours, with the place it concerns.
@@ -198,10 +211,11 @@ def kafka_errors(where: str, mend: str = "") -> Iterator[None]:
     """
     try:
         yield
-    except KafkaException as exception:
-        error = exception.args[0] if exception.args else None
+    except (KafkaException, SystemError) as exception:
+        said = said_by_client(exception)
+        error = said.args[0] if said.args else None
         if not isinstance(error, KafkaError):
-            raise KafkaClientError(str(exception), where=where, mend=mend) from exception
+            raise KafkaClientError(str(said), where=where, mend=mend) from exception
         raise to_laneway(error, where, mend) from exception
     except RuntimeError as exception:
         # A closed consumer or producer raises plain RuntimeError; an owner that left is not a crash.

@@ -33,12 +33,12 @@ class Transaction:
     Attributes:
         producer, who: the transactional id, and the start of the process that had it.
         places: the logs that it wrote to, and where there its first record stands.
-        offsets: of the group, that become true with it.
+        offsets, notes: of the group, that become true with it; and what is noted beside them.
         is_committed: None while nobody has decided.
         unmarked: what has not heard of the decision yet: logs, and the group under `OFFSETS`.
     """
 
-    __slots__ = ("began_ms", "is_committed", "offsets", "places", "producer", "unmarked", "who")
+    __slots__ = ("began_ms", "is_committed", "notes", "offsets", "places", "producer", "unmarked", "who")
 
     def __init__(self, producer: str, who: int, began_ms: int) -> None:
         self.producer = producer
@@ -46,6 +46,7 @@ class Transaction:
         self.began_ms = began_ms
         self.places: dict[Place, int] = {}
         self.offsets: dict[Place, int] = {}
+        self.notes: dict[Place, str] = {}
         self.is_committed: bool | None = None
         self.unmarked: list[Place] = []
 
@@ -107,7 +108,8 @@ class Log:
         """Log compaction: the last committed value of each key stays; tombstones stay for a while."""
         seen: set[bytes | None] = set()
         self.compacted_below = self.stable
-        for offset in range(self.stable - 1, self.start - 1, -1):
+        # From the very first: what is deleted for a while is compacted with the rest.
+        for offset in range(self.stable - 1, -1, -1):
             record = self.committed(offset)
             if record is None:
                 self.records[offset] = None
@@ -176,6 +178,7 @@ class Group:
         self.generation = 0
         self.members: dict[int, Member] = {}
         self.committed: dict[Place, int] = {}
+        self.notes: dict[Place, str] = {}
         self._joining = False
         self._joined: set[int] = set()
         self._target: dict[int, int] = {}

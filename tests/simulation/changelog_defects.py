@@ -113,6 +113,14 @@ def _age_is_trusted() -> Sequence[Change]:
     return [(restore_module, "_misfit", ageless)]
 
 
+def _truncation_is_accepted() -> Sequence[Change]:
+    return [(ChangelogOpener, "_refuse_truncated", lambda self, partition, changelog: None)]
+
+
+def _anew_is_accepted() -> Sequence[Change]:
+    return [(ChangelogOpener, "_refuse_empty", lambda self, partition, changelog: None)]
+
+
 def _kept_is_current() -> Sequence[Change]:
     open_ = ChangelogOpener.open
 
@@ -371,6 +379,25 @@ CHANGELOG_DEFECTS: tuple[Defect, ...] = (
         frozenset({3, 4, 5, 9}),
         start=1300,
         changelog=True,
+    ),
+    _of_changelog(
+        "truncation-is-accepted",
+        "4.5",
+        "a changelog whose beginning was deleted is as good as any",
+        _truncation_is_accepted,
+        2000,
+        3,
+        4,
+        5,
+        9,
+    ),
+    _of_changelog(
+        "anew-is-accepted",
+        "4.5",
+        "a changelog that was made anew is as good as any",
+        _anew_is_accepted,
+        1000,
+        9,
     ),
     _of_changelog(
         "stored-is-current", "4.5", "a stored ledger is not brought up to date", _stored_is_current, 300, 5, 9

@@ -139,11 +139,11 @@ class FakeConsumer:
             coordinator.mark_all()
             if any(coordinator.unstable((tp.topic, tp.partition)) for tp in places):
                 raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
-        found = self._cluster.group.committed
-        return [
-            TopicPartition(tp.topic, tp.partition, found.get((tp.topic, tp.partition), -1001))
-            for tp in places
-        ]
+        return [self._found((tp.topic, tp.partition)) for tp in places]
+
+    def _found(self, place: Place) -> TopicPartition:
+        group = self._cluster.group
+        return TopicPartition(*place, group.committed.get(place, -1001), group.notes.get(place, ""))
 
     def get_watermark_offsets(self, place: TopicPartition, timeout: float) -> tuple[int, int]:
         """(start, end) of a log."""
@@ -203,6 +203,9 @@ class FakeConsumer:
         assert self._member is not None
         places = [((tp.topic, tp.partition), tp.offset) for tp in commit.offsets]
         refused = self._cluster.group.commit(self._member, commit.generation, places)
+        if refused is None:
+            notes = {(tp.topic, tp.partition): tp.metadata or "" for tp in commit.offsets}
+            self._cluster.group.notes.update(notes)
         self._answers.append((refused, commit.offsets))
 
     def position(self, place: Place) -> int | None:

@@ -54,6 +54,7 @@ class Cluster:
         refuses_writes: every produce fails; commits go on.
         is_calm: nothing fails by itself any more.
         lost_answers: the share of answers to transactional producers that get lost.
+        put_away: logs in whose place an empty one stands now.
         late_ends: ends of transactions that still travel: transactional id, epoch, commit.
     """
 
@@ -75,6 +76,7 @@ class Cluster:
         self.lost_answers = 0.0
         self.late_ends: list[tuple[str, int, bool]] = []
         self.topic_ids: dict[str, str] = {}
+        self.put_away: dict[Place, Log] = {}
 
     def log(self, topic: str, partition: int) -> Log:
         """One log; made when first asked for."""
@@ -86,6 +88,19 @@ class Cluster:
     def topic_id(self, topic: str) -> str:
         """What tells a topic from another one of the same name."""
         return self.topic_ids.setdefault(topic, f"{topic}-1")
+
+    def make_anew(self, topic: str, partition: int) -> None:
+        """A topic is another one of the same name; of its partitions only this one is empty."""
+        self.coordinator.abandon_all()
+        self.topic_ids[topic] = f"{topic}-2"
+        self.put_away.setdefault((topic, partition), self.log(topic, partition))
+        self.logs[topic, partition] = Log()
+
+    def bring_back(self, topic: str) -> None:
+        """It is the old one again, with all that was in it."""
+        self.topic_ids.pop(topic, None)
+        self.logs.update(self.put_away)
+        self.put_away = {}
 
     def land_late_end(self) -> None:
         """An end of a transaction arrives that nobody waits for any more."""

@@ -100,6 +100,7 @@ class Coordinator:
         offsets: Mapping[Place, int],
         member: Member | None,
         generation: int,
+        notes: Mapping[Place, str] | None = None,
     ) -> None:
         """Offsets join the transaction, when the group takes them from this member now."""
         transaction = self._joined(name, epoch, who)
@@ -107,6 +108,7 @@ class Coordinator:
         if refusal is not None:
             raise RefusedByCoordinator(refusal)
         transaction.offsets.update(offsets)
+        transaction.notes.update(notes or {})
 
     def end(self, name: str, epoch: int, *, commit: bool) -> None:
         """Decide the transaction that is open."""
@@ -131,6 +133,13 @@ class Coordinator:
                 producer.epoch += 1
                 self._abandon(producer)
                 self._on_expired(transaction)
+
+    def abandon_all(self) -> None:
+        """Whatever is open is aborted, and every log hears of it."""
+        for producer in self._producers.values():
+            producer.epoch += 1
+            self._abandon(producer)
+        self.mark_all()
 
     def unstable(self, place: Place) -> bool:
         """Whether offsets of this place hang on a transaction that has not ended in the group."""
@@ -185,6 +194,7 @@ class Coordinator:
         if commit:
             self._on_decided(transaction)
             self._group.committed.update(transaction.offsets)
+            self._group.notes.update(transaction.notes)
         transaction.is_committed = producer.decided = commit
         transaction.unmarked = [*transaction.places, *((OFFSETS,) if transaction.offsets else ())]
         self._random.shuffle(transaction.unmarked)

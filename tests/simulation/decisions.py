@@ -45,6 +45,8 @@ class Decisions:
         for number in parts:
             self._world.tell(None, f"transaction of process {transaction.who} commits", number)
             self._watch.check_owner(transaction.who, number)
+            if (LEDGER, number) in self._world.cluster.put_away:
+                raise Broken(9, "somebody goes on over a changelog that was made anew", partition=number)
             records = self._world.cluster.log(LEDGER, number).of(transaction)
             before = self.changelogs.truth(number).effects
             entries = self.changelogs.commit(number, records)
@@ -143,4 +145,22 @@ class Decisions:
 
     def check_followed(self, number: int, ledger: _State) -> None:
         """At rest a live owner's ledger is the whole fold."""
-        check_fold(number, ledger, self.changelogs.truth(number))
+        truth = self.changelogs.truth(number)
+        check_fold(number, ledger, truth)
+        self._check_asked(number, truth)
+
+    def _check_asked(self, number: int, truth: _State) -> None:
+        """What may have happened is asked of a person, unless its record waits for its turn, or is gone."""
+        asked = {(case.effect_key, case.offset) for case in truth.cases.values()}
+        asked |= {
+            (follower.effect_key, offset)
+            for followers in truth.parked.values()
+            for (_, offset), follower in followers.items()
+        }
+        committed = self._world.group.committed.get((SOURCE, number), 0)
+        for key, effect in truth.effects.items():
+            if effect.state is not EffectState.RUNNING or effect.offset >= committed:
+                continue
+            record = self._watch.books.by_place.get((number, effect.offset))
+            if (key, effect.offset) not in asked and record is not None and not record.gone:
+                raise Broken(1, f"nobody asks what became of {key!r}", partition=number, lane=effect.lane)

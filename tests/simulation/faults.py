@@ -17,6 +17,7 @@ class Faults:
 
     def __init__(self, world: World) -> None:
         self._world = world
+        self._damaged_until = -1
 
     def strike(self, fault: Fault) -> None:
         """It goes wrong now."""
@@ -111,6 +112,38 @@ class Faults:
         if any(process.waiting for process in self._world.processes):
             return
         self._world.clock.advance(DELETE_RETENTION_MS // (1 + fault.amount % 2) + 500)
+
+    def _truncate(self, fault: Fault) -> None:
+        """Somebody deletes the beginning of a changelog: who has no ledger of it must refuse."""
+        world = self._world
+        if any(process.waiting for process in world.processes):
+            return
+        log = world.cluster.log(LEDGER, fault.target % world.plan.config.partitions)
+        log.start = min(log.stable, log.end * 2 // 3)
+        self._damaged_until = world.step + fault.amount
+
+    def _recreate(self, fault: Fault) -> None:
+        """While nothing runs, a changelog is made anew, and empty: everybody must refuse it."""
+        world = self._world
+        number = fault.target % world.plan.config.partitions
+        if (SOURCE, number) not in world.group.committed:
+            return
+        for process in world.processes:
+            world.end(process)
+        world.cluster.make_anew(LEDGER, number)
+        self._damaged_until = world.step + fault.amount
+
+    def pass_by(self, step: int) -> None:
+        """What goes by itself has gone."""
+        if step == self._damaged_until:
+            self.bring_back()
+
+    def bring_back(self) -> None:
+        """Somebody restores what was deleted."""
+        cluster = self._world.cluster
+        cluster.bring_back(LEDGER)
+        for number in range(self._world.plan.config.partitions):
+            cluster.log(LEDGER, number).start = 0
 
     def last_compaction(self) -> None:
         """The log cleaner comes at last to every changelog."""

@@ -152,6 +152,7 @@ CHANGELOG_FAULTS = {
 
 CHANGELOG_SHARE = 0.4
 REVIEW_SHARE = 0.35
+DAMAGED_SHARE = 0.1
 
 
 def make_plan(seed: int) -> Plan:
@@ -165,6 +166,7 @@ def make_plan(seed: int) -> Plan:
     faults = _faults(random, FAULTS, steps)
     if config.changelog:
         faults += _faults(Random(f"changelog faults {seed}"), CHANGELOG_FAULTS, steps)
+        faults += _damage(Random(f"damage {seed}"), steps)
     letters.sort(key=lambda letter: letter.step)
     deeds = make_deeds(seed, config.partitions, steps)
     return Plan(seed, config, tuple(letters), faults, steps, deeds)
@@ -181,6 +183,14 @@ def _faults(random: Random, of: Mapping[str, float], steps: int) -> tuple[Fault,
         )
         for _ in range(random.choice((0, 1, 3, 5, 8, 12)))
     )
+
+
+def _damage(random: Random, steps: int) -> tuple[Fault, ...]:
+    """What somebody does to a changelog that nobody should; drawn apart, as it came later."""
+    if random.random() >= DAMAGED_SHARE:
+        return ()
+    kind = random.choice(("truncate", "recreate"))
+    return (Fault(random.randrange(steps), kind, random.randrange(3), random.randrange(40)),)
 
 
 def _rarely(random: Random, share: float, values: tuple[int, ...], otherwise: int) -> int:

@@ -237,11 +237,12 @@ class FakeTransactionalProducer:
         assert self._is_open
         assert isinstance(group_metadata, FakeGroupMetadata)
         offsets = {(tp.topic, tp.partition): tp.offset for tp in positions}
+        notes = {(tp.topic, tp.partition): tp.metadata or "" for tp in positions}
         if self._answer_is_lost():
             if self._cluster.random.random() < 0.5:
-                self._offsets_join(offsets, group_metadata)
+                self._offsets_join(offsets, notes, group_metadata)
             raise _timed_out()
-        self._offsets_join(offsets, group_metadata)
+        self._offsets_join(offsets, notes, group_metadata)
         self._host.pulse("offsets sent")
 
     def commit_transaction(self, timeout: float = -1) -> None:
@@ -316,12 +317,20 @@ class FakeTransactionalProducer:
         self._reports.append((sent, code, -1))
         self._flaw = self._flaw or KafkaError(code, "a message failed", False, False, True)
 
-    def _offsets_join(self, offsets: dict[Place, int], metadata: FakeGroupMetadata) -> None:
+    def _offsets_join(
+        self, offsets: dict[Place, int], notes: dict[Place, str], metadata: FakeGroupMetadata
+    ) -> None:
         # The coordinator has heard of them before the group refuses them.
         self._wrote = True
         try:
             self._cluster.coordinator.add_offsets(
-                self._name, self._epoch, self._host.ident, offsets, metadata.member, metadata.generation
+                self._name,
+                self._epoch,
+                self._host.ident,
+                offsets,
+                metadata.member,
+                metadata.generation,
+                notes,
             )
         except RefusedByCoordinator as refused:
             raise KafkaException(self._refused(refused)) from None

@@ -86,6 +86,8 @@ REACHED = (
     "the state directory of its machine is deleted",
     "moves the ledger aside: it was last up to date",
     "review_opened:outcome-unknown",
+    "offsets of the changelog were deleted",
+    "the changelog of its ledger is empty",
 )
 
 

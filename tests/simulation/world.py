@@ -166,6 +166,7 @@ class World:
         self._moved = False
         if step >= self.writes_until:
             self.cluster.refuses_writes = False
+        self.faults.pass_by(step)
         for process in self.processes:
             if process.frozen:
                 process.frozen -= 1
@@ -262,6 +263,7 @@ class World:
         self.cluster.is_calm = True
         self.watch.decisions.calm_ms = self.clock.steady_ms
         if self.plan.config.changelog:
+            self.faults.bring_back()
             self.faults.last_compaction()
         self.cluster.refuses_writes = False
         for disk in self.disks:
@@ -384,13 +386,14 @@ class World:
             self.tell(process, "the machine loses power")
             victims = [p for p in self.processes if not p.is_dead and p.disk is process.disk]
             for victim in victims:
-                self._end(victim)
+                self.end(victim)
             self.watch.power_losses += 1
             process.disk.lose_power(self.random if self.plan.config.changelog else None)
         else:
-            self._end(process)
+            self.end(process)
 
-    def _end(self, process: Process) -> None:
+    def end(self, process: Process) -> None:
+        """A process is killed."""
         if process.is_dead:
             return
         self.over(process)

@@ -27,7 +27,11 @@ EXPLAINED = 3
 
 
 def _in_heaps() -> None:
-    """Garbage is collected when a history, or a few, are over; and never what was there before them."""
+    """Garbage is collected when a history, or a few, are over; and never what was there before them.
+
+    Nice, too: what runs beside it, like tests with brokers, waits for clocks.
+    """
+    os.nice(5)
     gc.freeze()
     gc.disable()
 

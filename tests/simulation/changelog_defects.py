@@ -229,16 +229,15 @@ def _of_changelog(
 
 
 CHANGELOG_DEFECTS: tuple[Defect, ...] = (
-    _of_changelog(
+    Defect(
         "passed-intent-is-stale",
         "4.1.4 †",
         "behind `last`, an intent of this position is a stale number",
         lambda: [(PASSED, Standing.OWN_INTENT, PASSED[Standing.OWN_OPEN])],
         2000,
-        3,
-        4,
-        8,
-        9,
+        frozenset({1, 3, 4, 8, 9}),
+        start=4341,
+        changelog=True,
     ),
     _of_changelog(
         "committed-offsets-tell",

@@ -78,6 +78,7 @@ class Board:
         )
         self._intents = Intents(books) if rules.intents else None
         self._retries: DueHeap[Record] = DueHeap(rules.max_retries_waiting)
+        self._now_ms = 0
         for work in self._lanes.of(opening.lanes_with_parked):
             books.watch_bound(work.lane, work.state)
             self._lanes.wake(work)
@@ -86,6 +87,7 @@ class Board:
 
     def admit(self, records: Sequence[Record], now_ms: int) -> None:
         """Take records as they were polled, each channel in its own order."""
+        self._look_at_clock(now_ms)
         books = self._books
         arrived = []
         for record in records:
@@ -127,6 +129,7 @@ class Board:
 
     def tick(self, now_ms: int) -> None:
         """Let in what has become due: retries, lanes that rested, and a try at what is unavailable."""
+        self._look_at_clock(now_ms)
         due = self._retries.pop_due(now_ms, self._rules.max_retries_waiting)
         for record in due:
             self._books.count(record)
@@ -134,6 +137,13 @@ class Board:
         self._lanes.tick(now_ms)
         if self._breaker.is_open and self._breaker.may_probe(now_ms):
             self._lanes.open_gate()
+
+    def _look_at_clock(self, now_ms: int) -> None:
+        """A clock that was set back must not make what waits in memory wait as much longer."""
+        if now_ms < self._now_ms:
+            self._retries.bring_forward(self._now_ms - now_ms)
+            self._lanes.bring_forward(self._now_ms - now_ms)
+        self._now_ms = now_ms
 
     @property
     def next_due_ms(self) -> int | None:

@@ -49,6 +49,10 @@ class DueHeap(Generic[T]):
         """Let an item wait until `due_ms`, in epoch milliseconds."""
         heapq.heappush(self._heap, (due_ms, next(self._pushes), item))
 
+    def bring_forward(self, by_ms: int) -> None:
+        """Let all items be due so much earlier: the clock that they were told by was set back. Costs O(n)."""
+        self._heap = [(due_ms - by_ms, number, item) for due_ms, number, item in self._heap]
+
     def pop_due(self, now_ms: int, limit: int) -> list[T]:
         """Take up to `limit` items whose time has come, the longest overdue first. Never one early."""
         heap = self._heap

@@ -7,6 +7,7 @@ effect key never has two deliveries at once, whatever lanes its records stand in
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from itertools import islice
@@ -154,6 +155,11 @@ class Lanes:
                 # Over for good: a clock that is set back must not make it rest with nobody to wake it.
                 work.rest_until_ms = 0
             self.wake(work)
+
+    def bring_forward(self, by_ms: int) -> None:
+        """Let all that rest do so for so much less: the clock was set back."""
+        for work in self._resting.pop_due(sys.maxsize, len(self._resting)):
+            self.rest(work, work.rest_until_ms - by_ms)
 
     @property
     def next_due_ms(self) -> int | None:

@@ -7,7 +7,7 @@ import pytest
 
 from laneway.lanes.effect import EffectState
 from laneway.lanes.envelope import Envelope, EnvelopeRules
-from laneway.lanes.failures import NeedsReview, PermanentFailure, classify
+from laneway.lanes.failures import NeedsReview, PermanentFailure, Unavailable, classify
 from laneway.lanes.forward import ForwardKind
 from laneway.lanes.record import Channel, Record
 from laneway.lanes.settlement import Settled
@@ -387,3 +387,25 @@ def test_a_fault_that_appears_on_a_parked_follower_is_judged_in_turn() -> None:
     assert [driver.ends_of(offset)[-1] for offset in (1, 0)] == [(Settled.QUARANTINED, reason)] * 2
     assert [own_headers(letter.headers)["laneway-sequence"] for letter in driver.dlq] == ["2", "3"]
     driver.check_at_rest()
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["a-retry", "an-unavailable-dependency"])
+def test_a_clock_set_back_lengthens_no_wait(*, waits: bool) -> None:
+    """An hour backwards while a record waits for its time: it runs when its delay is over, not an hour late.
+
+    And not before: setting a clock back makes nothing due (case 18).
+    """
+    first = classify(Unavailable(1000), ()) if waits else LATER
+    answers = [first, ACK]
+    driver = Driver(handler=lambda _: answers.pop(0))
+    driver.now_ms += 7_200_000
+    driver.produce("a", 1)
+    driver.rest(wait=False)
+    driver.now_ms -= 3_600_000
+    driver.rest(wait=False)
+    driver.now_ms += 900
+    driver.rest(wait=False)
+    assert driver.effects() == []
+    driver.now_ms += 100
+    driver.rest(wait=False)
+    assert driver.effects() == ["a1"]

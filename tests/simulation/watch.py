@@ -79,7 +79,8 @@ class Watch:
         self.fates: dict[tuple[int, str], Fate] = {}
         self.clock_jumped = False
         self.power_losses = 0
-        self._due: dict[tuple[int, str], int] = {}
+        # By the attempt that failed: a write that is lost with its machine says nothing of the one before.
+        self._due: dict[tuple[int, str, int], int] = {}
         self._handled: Counter[tuple[int, str]] = Counter()
         self._in_hand: HandlerRun | None = None
         self._attempt = 1
@@ -108,7 +109,7 @@ class Watch:
             self._world.tell(process, text, number, published.lane)
         self.outside.begins(act, ledger)
         if record.attempt > 1 and not case_id and not self.clock_jumped:
-            due_ms = self._due[number, published.effect_key]
+            due_ms = self._due[number, published.effect_key, record.attempt - 1]
             if self._world.clock.now_ms < due_ms:
                 raise Broken(
                     11, f"{record} runs {due_ms - self._world.clock.now_ms} ms early", partition=number
@@ -285,7 +286,7 @@ class Watch:
             if effect.reason != "mark-done":
                 self.outside.check_recorded(process, partition, entry.effect_key)
         elif effect is not None and effect.state is EffectState.RETRY_WAIT:
-            self._due[partition, entry.effect_key] = effect.due_ms
+            self._due[partition, entry.effect_key, effect.attempt] = effect.due_ms
         elif effect is not None and effect.state is EffectState.QUARANTINED:
             self._corrected.add((partition, entry.effect_key, effect.payload_hash))
 

@@ -1,8 +1,9 @@
-"""Watches the sources' partition counts while a worker runs.
+"""Watches the shape of the topics while a worker runs.
 
-A source that grows sends keys to other partitions than those whose ledgers hold their lanes. The watch
-asks on a thread and with a client of its own: the consumer lets in one call at a time, and the poll loop
-must not wait for a question about metadata.
+A source that grows sends keys to other partitions than those whose ledgers hold their lanes. A topic that is
+deleted and made anew has other records at the offsets that the ledger knows as settled. The watch asks on a
+thread and with a client of its own: the consumer lets in one call at a time, and the poll loop must not wait
+for a question about metadata.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Final
 
 from laneway.consumer.kafka.cluster import Cluster
 from laneway.consumer.settings.model import Settings
+from laneway.consumer.topics import TopicInfo
 from laneway.errors import LanewayError, RefusedError
 
 EVERY_S: Final = 30.0
@@ -23,7 +25,8 @@ class ShapeWatch:
 
     Args:
         expected: partitions by source, as they were when the worker was built.
-        notice: called from the watch's thread when a source has another count now.
+        notice: called from the watch's thread when a source has another count now, or a topic another id.
+        ids: of topics, as they were then; "" where the cluster gives none.
     """
 
     def __init__(
@@ -32,11 +35,13 @@ class ShapeWatch:
         expected: Mapping[str, int],
         notice: Callable[[], None],
         *,
+        ids: Mapping[str, str],
         every_s: float = EVERY_S,
     ) -> None:
         self._settings = settings
         self._expected = expected
         self._notice = notice
+        self._ids = ids
         self._every_s = every_s
         self._stopped = threading.Event()
         self.failure: RefusedError | None = None
@@ -53,18 +58,33 @@ class ShapeWatch:
         while self.failure is None and not self._stopped.wait(self._every_s):
             try:
                 with Cluster(self._settings) as cluster:
-                    found = cluster.partition_counts(list(self._expected))
+                    found = cluster.topics([*self._expected, *self._ids])
             except LanewayError:
                 continue  # a cluster that does not answer is the poll loop's business
             self._compare(found)
 
-    def _compare(self, found: Mapping[str, int]) -> None:
-        for source, expected in self._expected.items():
-            now = found.get(source, expected)
-            if now == expected:
+    def _compare(self, found: Mapping[str, TopicInfo]) -> None:
+        for name, topic in found.items():
+            count, topic_id = self._expected.get(name, topic.partitions), self._ids.get(name, "")
+            # Where the cluster does not tell, on one side, nothing follows.
+            if topic_id and topic.topic_id and topic.topic_id != topic_id:
+                self.failure = made_anew(name)
+            elif topic.partitions != count:
+                self.failure = other_count(name, count, topic.partitions)
+            else:
                 continue
-            self.failure = other_count(source, expected, now)
             self._notice()
+            return
+
+
+def made_anew(topic: str) -> RefusedError:
+    """The refusal of a topic that is another one under the same name."""
+    return RefusedError(
+        "the topic was deleted and made anew under this worker, so the offsets that its ledgers know as "
+        "settled belong to records that are gone, and what stands at them now may have been passed over",
+        where=topic,
+        mend="find out what the old topic still held, and what was written to the new one",
+    )
 
 
 def other_count(source: str, expected: int, now: int) -> RefusedError:

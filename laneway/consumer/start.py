@@ -64,6 +64,7 @@ def build_worker(
         pipeline,
         names={each.source: each for each in names},
         partitions={source: found[source].partitions for source in settings.sources},
+        topic_ids=ids,
         state_dir=StateDir.claim(
             settings.state_dir,
             settings.group,

@@ -14,7 +14,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from laneway.consumer.background import DaemonExecutor
@@ -62,6 +62,7 @@ class Worker:
 
     Args:
         names: the companion topics by source, already checked.
+        topic_ids: of sources and companions, "" where the cluster gives none.
         max_message_bytes: of the largest topic it writes to.
         drain_timeout_s: how long a stop waits for what runs.
         crash_point: for tests that end the process at a named step.
@@ -76,6 +77,7 @@ class Worker:
         partitions: dict[str, int],
         state_dir: StateDir,
         journal: Journal,
+        topic_ids: Mapping[str, str] | None = None,
         max_message_bytes: int | None = None,
         drain_timeout_s: float = 25.0,
         accept_empty_ledger: bool = False,
@@ -168,7 +170,7 @@ class Worker:
         self._expired_ms = 0
         self._overdue: set[int] = set()
         self._watchdog = Watchdog()
-        self._shape = ShapeWatch(settings, partitions, self._workers.nudge)
+        self._shape = ShapeWatch(settings, partitions, self._workers.nudge, ids=topic_ids or {})
 
     def request_stop(self) -> None:
         """Stop intake, finish what runs, settle, leave. From any thread or a signal handler.

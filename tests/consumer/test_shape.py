@@ -1,4 +1,4 @@
-"""The watch over partition counts."""
+"""The watch over partition counts and topic ids."""
 
 from __future__ import annotations
 
@@ -6,18 +6,24 @@ import threading
 
 from laneway.consumer.settings.load import load
 from laneway.consumer.shape import ShapeWatch
+from laneway.consumer.topics import TopicInfo
 
 
 def _watch(notice: threading.Event) -> ShapeWatch:
     flags = {"group": "g", "sources": ["orders"], "ledger.replication": "local"}
-    return ShapeWatch(load(flags=flags, env={}).settings, {"orders": 3}, notice.set)
+    ids = {"orders": "A1", "retry": ""}
+    return ShapeWatch(load(flags=flags, env={}).settings, {"orders": 3}, notice.set, ids=ids)
+
+
+def _found(partitions: int, topic_id: str = "A1", name: str = "orders") -> dict[str, TopicInfo]:
+    return {name: TopicInfo(name, partitions, 1, {}, topic_id)}
 
 
 def test_a_source_that_grew_stops_the_worker_with_the_page_to_read() -> None:
     """More partitions than at the start is a refusal that names the source, both counts and the way out."""
     told = threading.Event()
     watch = _watch(told)
-    watch._compare({"orders": 6})
+    watch._compare(_found(6))
     assert told.is_set()
     assert watch.failure is not None
     assert watch.failure.exit_code == 4
@@ -27,10 +33,23 @@ def test_a_source_that_grew_stops_the_worker_with_the_page_to_read() -> None:
 
 
 def test_an_unchanged_or_unseen_source_is_no_news() -> None:
-    """The same count, or a source that the answer leaves out, stops nobody."""
+    """The same count and id, a source that nobody tells of, an id that nobody tells: no reason to stop."""
     told = threading.Event()
     watch = _watch(told)
-    watch._compare({"orders": 3})
+    watch._compare(_found(3))
+    watch._compare(_found(3, ""))
+    watch._compare(_found(3, "B2", "retry"))
     watch._compare({})
     assert watch.failure is None
     assert not told.is_set()
+
+
+def test_a_source_that_was_made_anew_stops_the_worker() -> None:
+    """Made again between two polls it looks the same to a consumer, which passes over what stands in it."""
+    told = threading.Event()
+    watch = _watch(told)
+    watch._compare(_found(3, "B2"))
+    assert told.is_set()
+    assert watch.failure is not None
+    assert watch.failure.exit_code == 4
+    assert "made anew" in str(watch.failure)

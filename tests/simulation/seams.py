@@ -235,7 +235,7 @@ class _NoWatch:
 
     failure = None
 
-    def __init__(self, *_: object) -> None:
+    def __init__(self, *_: object, **__: object) -> None:
         pass
 
     def stop(self) -> None:

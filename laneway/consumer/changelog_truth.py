@@ -383,6 +383,7 @@ class ChangelogTruth:
         part.cut = part.partition.board.hold_back(part.cut, entry.settlement, now_ms)
         part.meta = part.cut.meta
         topic, _ = part.partition.target_of(forward)
+        part.partition.refused_topic = topic
         log.warning(
             "%s: cannot publish to %s yet (%s); offset %d is held, other lanes go on",
             part.partition,

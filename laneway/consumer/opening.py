@@ -89,6 +89,10 @@ class LocalOpener:
             self._refuse_empty(partition)
         ledger = self._state_dir.open_store(partition.topic, partition.partition)
         try:
+            if ledger.changelog_mark() is not None:
+                self._refuse_follower(partition)
+                ledger.leave_changelog()
+                ledger.sync()
             opening = ledger.opening()
             if opening.meta is None:
                 self._refuse_empty(partition)
@@ -124,6 +128,19 @@ class LocalOpener:
             where=f"{partition}, {self._state_dir.path.resolve()}",
             mend="run on the machine (or volume) that has the ledger; or, if effects may be repeated "
             "and lanes may begin anew, start with --accept-empty-ledger",
+        )
+
+    def _refuse_follower(self, partition: Partition) -> None:
+        """What happens from here on would be known to this machine only, and its changelog fall behind."""
+        if self._accept_empty_ledger:
+            return
+        raise RefusedError(
+            'the ledger has followed a changelog until now, and ledger.replication is "local": what is '
+            "settled here would be missing there, and effects could be repeated after a move or a loss of "
+            "this disk",
+            where=f"{partition}, {self._state_dir.path}",
+            mend='write replication = "changelog" (the default); or, if this machine is to keep the ledger '
+            "for good, start once with --accept-empty-ledger",
         )
 
     def _refuse_stale(self, partition: Partition, meta: Meta) -> None:

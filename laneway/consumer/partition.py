@@ -82,6 +82,7 @@ class Partition:
         durable: by channel, the frontier that the ledger has on disk; commits never pass it.
         outbox: forwards by outbox key, oldest first.
         published: outbox keys to be cleared with the next write.
+        refused_topic: the last topic that took no forward of it, while settlements are held back for that.
         unacked: settlements whose offset, or whose forward, is still owed.
         paused: channels paused now, and why.
         moved_ms: when the committable source offset last moved.
@@ -113,6 +114,7 @@ class Partition:
         "outbox",
         "paused",
         "published",
+        "refused_topic",
         "restore",
         "starts",
         "state",
@@ -139,6 +141,7 @@ class Partition:
         self.board: Board | None = None
         self.outbox: dict[bytes, Unpublished] = {}
         self.published: list[bytes] = []
+        self.refused_topic = ""
         self.unacked: list[Settlement] = []
         self.paused: dict[Channel, str] = {}
         self.failure: LanewayError | None = None
@@ -200,7 +203,7 @@ class Partition:
             oldest = next(iter(self.outbox.values())).forward
             blocked = f"{oldest.kind.name.lower()} of offset {oldest.offset} not published"
         elif not blocked and board.held_back:
-            blocked = f"{board.held_back} settlements whose topics take nothing"
+            blocked = f"{board.held_back} settlements held back: {self.refused_topic} takes nothing"
         note = CommitNote(
             running=board.running,
             waiting=board.in_memory,

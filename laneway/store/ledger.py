@@ -176,6 +176,10 @@ class Ledger(LedgerReads):
         self._store.write(batch, logged=self._logged)
         return keys
 
+    def leave_changelog(self) -> None:
+        """Follow no changelog any more; see `LedgerStore.leave_changelog`."""
+        self._store.write([(codec.CHANGELOG_KEY, None)])
+
     def clear_outbox(self, keys: Sequence[bytes]) -> None:
         """Forget published forwards, unsynced; see `LedgerStore.clear_outbox`."""
         self._store.write([(key, None) for key in keys])

@@ -176,6 +176,14 @@ class MemoryLedger:
         self._write(step)
         return [_outbox_key(counter) for counter, _ in numbered]
 
+    def leave_changelog(self) -> None:
+        """Follow no changelog any more; see `LedgerStore.leave_changelog`."""
+
+        def step(state: _State) -> None:
+            state.mark = None
+
+        self._write(step)
+
     def clear_outbox(self, keys: Sequence[bytes]) -> None:
         """Forget published forwards, unsynced; see `LedgerStore.clear_outbox`."""
         gone = [_counter(key) for key in keys]

@@ -176,6 +176,10 @@ class LedgerStore(LedgerReading, Protocol):
         """As of the last `apply_changes`; None when there was none."""
         ...
 
+    def leave_changelog(self) -> None:
+        """Follow no changelog any more: the store stays on this machine. Durable with the next sync."""
+        ...
+
     def begin_restore(self) -> None:
         """Expect many batches of changes. A crash before `end_restore` may forget the later ones.
 

@@ -184,6 +184,10 @@ class StateDir:
             )
         return self.path / _STORES / topic / str(partition)
 
+    def topic_ids(self, topic: str) -> tuple[str, str]:
+        """The cluster's ids of a source and of its retry topic, as they were claimed with; "" for none."""
+        return self._topic_ids.get(topic, ("", ""))
+
     def exists(self, topic: str, partition: int) -> bool:
         """True when a store was ever made for this partition; it may still be without a cycle."""
         return rocks.exists(self.store_path(topic, partition))
@@ -201,7 +205,7 @@ class StateDir:
 
     def open_store(self, topic: str, partition: int) -> Ledger:
         """Open, or make, the ledger of a source partition and lock it; see `Ledger.open`."""
-        topic_id, retry_id = self._topic_ids.get(topic, ("", ""))
+        topic_id, retry_id = self.topic_ids(topic)
         identity = StoreIdentity(self.group, topic, partition, topic_id, retry_id)
         return Ledger.open(self.store_path(topic, partition), identity)
 

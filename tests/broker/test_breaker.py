@@ -162,6 +162,32 @@ def test_an_old_ledger_of_another_machine_is_refused(place: Place) -> None:
         there.stop()
 
 
+def test_a_ledger_that_followed_its_changelog_does_not_stay_behind_in_silence(place: Place) -> None:
+    """From `changelog` to `local` and back: exit 4 each time, or effects could be repeated unseen."""
+    follows, stays = {"replication": "changelog"}, {"replication": "local"}
+    with place.worker(ledger=follows) as moving, place.worker(name="staying", ledger=stays) as staying:
+        place.send(*(recording.event("k", number) for number in range(1, 4)))
+        moving.start()
+        place.await_end()
+        moving.stop()
+        staying.start()
+        assert staying.wait() == 4
+        assert "has followed a changelog until now" in staying.stderr()
+        staying.arguments = ("--accept-empty-ledger",)
+        staying.start()
+        place.send(recording.event("k", 4))
+        place.await_end()
+        staying.stop()
+        staying.arguments = ()  # accepted once is accepted
+        staying.start()
+        eventually(staying.live, 20, "the worker to be live")
+        staying.stop()
+        moving.start()
+        assert moving.wait() == 4
+        assert "committed offset" in moving.stderr()
+    assert [run.effect_key for run in place.runs()] == ["k:1", "k:2", "k:3", "k:4"]
+
+
 def test_offsets_moved_by_hand_are_obeyed_and_told_of(place: Place) -> None:
     """Forward passes over what lies between, with a warning; backward runs nothing again."""
     with place.worker(lanes={"order": "increasing"}) as worker:

@@ -35,6 +35,16 @@ def commit(ledger: LedgerStore, *entries: Entry, cycle: int = 1, expired: Sequen
     ledger.apply_changes(ledger.changes(entries, meta(cycle), expired), mark(cycle))
 
 
+def test_a_store_that_leaves_its_changelog_keeps_what_it_holds(subject: Subject) -> None:
+    """From then on it belongs to this machine: no mark is left that could be taken for a position."""
+    commit(subject.ledger, PutEffect("e", effect()))
+    assert subject.ledger.changelog_mark() == mark(1)
+    subject.ledger.leave_changelog()
+    assert subject.ledger.changelog_mark() is None
+    assert subject.ledger.effects(["e"]) == [effect()]
+    subject.ledger.sync()
+
+
 def test_a_cycle_is_one_entry_for_each_key_and_the_meta_entry_last(subject: Subject) -> None:
     """A cycle travels as the ledger's own keys and values, each key once with its last state, meta last."""
     place = (LANE, 5, 5)

@@ -38,7 +38,7 @@ _CASE_ACTIONS: Final = tuple(name for name, rule in ACTIONS.items() if rule.need
 
 # What an action does, in plain words.
 _WILL: Final[dict[str, str]] = {
-    "replay": "The record at {place} runs again as it is, with a new budget of retries. If it succeeds the "
+    "replay": "The record at {place} runs as it is, with a new budget of retries. If it succeeds the "
     "key goes on behind it; if not, a new case says why.",
     "replay-with": "The record at {place} runs with the value of your file in the place of its own, with a "
     "new budget of retries. The replaced value is kept in the DLQ.",
@@ -46,14 +46,41 @@ _WILL: Final[dict[str, str]] = {
     "the target has to tell by that key.",
     "mark-done": "Effect {effect} is recorded as succeeded and does not run; later copies of it are "
     "duplicates.",
-    "skip": "Nothing runs for sequence {sequence}, and the key goes on behind it. If its record comes late "
-    "it does not run either: it opens a case.",
-    "discard": "Effect {effect} is given up: it is recorded as discarded and does not run.",
+    "skip": "The record at {place} does not run: effect {effect} is given up and recorded as discarded.",
+    "discard": "The record at {place} does not run: effect {effect} is given up and recorded as discarded.",
     "set-next": "The key waits for sequence {value} from then on. What lies before it does not run, and "
     "opens a case if it comes late.",
 }
+# Where the effect is not the record's own to end, or has its end (`Resolving`), it is told as it is.
+_BY_ANOTHER: Final = (
+    "Only the record at {place} is dropped: it does not run. Effect {effect} stays as another record made it."
+)
+_STAYS_REFUSED: Final = (
+    "The record at {place} does not run and stays in the DLQ: effect {effect} stays quarantined."
+)
+_STALE: Final = (
+    "Only the record at {place} is dropped: it does not run. What is known of effect {effect}, if anything, "
+    "stays as it is, so a copy of the record opens a case again."
+)
+_RUNS_BESIDE: Final = " What another record made of effect {effect} does not keep it from running."
+_OF_REASON: Final[dict[tuple[str, str], str]] = {
+    ("sequence-gap", "skip"): "Nothing runs for sequence {sequence}. If its record comes late it does not "
+    "run either: it opens a case.",
+    ("effect-conflict", "replay"): _WILL["replay"] + _RUNS_BESIDE,
+    ("effect-conflict", "replay-with"): _WILL["replay-with"] + _RUNS_BESIDE,
+    ("effect-conflict", "skip"): _BY_ANOTHER,
+    ("effect-conflict", "discard"): _BY_ANOTHER,
+    ("effect-conflict", "mark-done"): "Only the case closes: the record at {place} does not run, and effect "
+    "{effect} stays as another record made it.",
+    ("sequence-stale", "discard"): _STALE,
+    ("sequence-stale", "mark-done"): "The record at {place} does not run. If nothing is known of effect "
+    "{effect} yet it is recorded as succeeded, and later copies of it are duplicates; else it stays as it is.",
+    ("rejected", "skip"): _STAYS_REFUSED,
+    ("rejected", "discard"): _STAYS_REFUSED,
+}
+_ENDS: Final = frozenset({"skip", "discard", "mark-done"})
 _MOVES_ON: Final = " The key goes on behind sequence {sequence}."
-_NUMBERLESS_SKIP: Final = "Nothing runs for the record at {place}, and what waits behind it goes on."
+_MOVES_ON_NUMBERLESS: Final = " What waits behind it goes on."
 
 Wait = Annotated[
     float,
@@ -360,11 +387,9 @@ def described(news: ReviewNews, wanted: Wanted) -> str:
 
 def will(news: ReviewNews, wanted: Wanted) -> str:
     """What the action will do, in plain words."""
-    text = _WILL[wanted.action]
-    if news.sequence_key is None:
-        text = _NUMBERLESS_SKIP if wanted.action == "skip" else text
-    elif news.holds and wanted.action in ("mark-done", "discard"):
-        text += _MOVES_ON
+    text = _OF_REASON.get((news.reason, wanted.action), _WILL[wanted.action])
+    if news.holds and wanted.action in _ENDS:
+        text += _MOVES_ON if news.sequence_key is not None else _MOVES_ON_NUMBERLESS
     return text.format(
         place=f"{news.topic}/{news.partition}@{news.offset}",
         effect=news.effect_key,

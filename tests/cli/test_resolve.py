@@ -11,9 +11,13 @@ from laneway.cli.main import main
 from laneway.cli.resolve import Wanted, described, will
 from laneway.cli.resolve_many import conditions
 from laneway.errors import UsageError
-from laneway.lanes.case import REASONS
+from laneway.lanes.case import REASONS, Case
 from laneway.lanes.command import ACTIONS
+from laneway.lanes.effect import Effect, EffectState
 from laneway.lanes.forward import ReviewNews
+from laneway.lanes.lane import Hold, HoldKind, Lane
+from laneway.lanes.record import Channel, Record
+from laneway.lanes.resolving import Resolving
 
 RESOLVE = ("review", "resolve")
 WHERE = ("-b", "127.0.0.1:1", "-g", "g")
@@ -104,6 +108,44 @@ def test_every_action_says_what_it_will_do(action: str, holds: bool) -> None:
     assert any(name in text for name in ("invoices/3@17", "e/4", "sequence 4", "sequence 9"))
     if action in ("mark-done", "discard"):
         assert ("goes on behind sequence 4" in text) is holds
+
+
+def left_by(reason: str) -> Effect | None:
+    """The effect as a record at offset 17 leaves it when it opens a case of this reason."""
+    if reason in ("sequence-gap", "sequence-stale"):
+        return None
+    state, offset = {
+        "effect-conflict": (EffectState.SUCCEEDED, 3),
+        "rejected": (EffectState.QUARANTINED, 17),
+    }.get(reason, (EffectState.IN_REVIEW, 17))
+    return Effect(state, "m", offset, "kk", 4, 1, b"", 1, 1, None, "", 1)
+
+
+@pytest.mark.parametrize(
+    ("reason", "holds", "action"),
+    [
+        (reason, holds, action)
+        for reason, rule in REASONS.items()
+        for holds, actions in ((True, rule.holding), (False, rule.loose))
+        for action in actions
+        if not ACTIONS[action].runs
+    ],
+)
+def test_what_is_said_of_an_effect_is_what_becomes_of_it(reason: str, holds: bool, action: str) -> None:
+    """S18: an effect is called succeeded or discarded only where the worker's own rule makes it so."""
+    seen = news(reason, holds=holds)
+    wanted = Wanted(action, "a", "r", sequence=9 if action == "set-next" else None)
+    effect_key = "" if reason == "sequence-gap" else "e/4"
+    case = Case("c-1", reason, "Boom", holds, "kk", 4, effect_key, "m", 17, 1, "?", 1)
+    hold = Hold(HoldKind.CASE, effect_key, 4, 17, 1, reason, "c-1", 1) if holds else None
+    changed = Resolving._effect_after(
+        Record(Channel.COMMANDS, 0, None, None), wanted.for_case(seen), case, left_by(reason), Lane(3, hold), 2
+    )
+    text = will(seen, wanted)
+    after = None if changed is None else changed.state
+    assert ("recorded as discarded" in text) is (after is EffectState.DISCARDED)
+    assert ("recorded as succeeded" in text) is (after is EffectState.SUCCEEDED)
+    assert ("stays" in text) is (changed is None and bool(effect_key) or reason == "sequence-stale")
 
 
 def test_a_record_without_a_key_is_not_spoken_of_as_one() -> None:

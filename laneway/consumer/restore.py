@@ -144,7 +144,9 @@ class ChangelogOpener:
                 self._restoring.discard(partition)
             if opening.meta is None:
                 self._refuse_empty(partition, changelog)
-            elif not self._accept_empty_ledger:
+            else:
+                self._refuse_made_anew(partition, opening.meta, changelog)
+            if opening.meta is not None and not self._accept_empty_ledger:
                 _refuse_left_behind(partition, opening.meta, changelog)
                 refuse_lost_retries(partition, opening.meta)
         except BaseException:
@@ -279,6 +281,19 @@ class ChangelogOpener:
             where=str(changelog),
             mend=f"find out what became of it, and restore it; {_ACCEPT}",
         )
+
+    def _refuse_made_anew(self, partition: Partition, meta: Meta, changelog: Changelog) -> None:
+        """Refuse marks about other records: what stands at their offsets now would be taken for settled."""
+        names, now = (partition.topic, partition.names.retry), self._state_dir.topic_ids(partition.topic)
+        for name, was, is_now in zip(names, meta.topic_ids, now, strict=True):
+            if was and is_now and was != is_now:
+                raise RefusedError(
+                    f"the topic {name} was deleted and made anew since this changelog was begun, so the "
+                    "offsets that it tells to be settled belong to records that are gone",
+                    where=str(changelog),
+                    mend="find out what the old topic still held; then begin a new group (effects that this "
+                    "one knows may run again)",
+                )
 
     def _tell_passed_over(self, partition: Partition, opening: Opening) -> None:
         start = partition.starts[Channel.SOURCE]

@@ -469,6 +469,7 @@ class Worker:
             writer=self._writer,
             starts=partition.starts,
             owner=partition,
+            topic_ids=self._state_dir.topic_ids(partition.topic),
         )
 
 

@@ -43,7 +43,7 @@ class Board:
 
     Args:
         epoch: of this ownership; stamped on every run.
-        writer: this start of the process, for the meta entry.
+        writer, topic_ids: this start of the process, and what it reads, for the meta entry.
         starts: by channel, the offset reading starts at when the ledger knows none.
         owner: handed through to the runs, opaque here.
     """
@@ -60,6 +60,7 @@ class Board:
         writer: str,
         starts: dict[Channel, int],
         owner: object = None,
+        topic_ids: tuple[str, str] = ("", ""),
     ) -> None:
         self._rules = rules
         self._settling = Settling(home, rules)
@@ -67,7 +68,12 @@ class Board:
         self._owner = owner
         self._handed_before = _handed_before(opening, writer, rules.hand_over_slack)
         books = Books(
-            view, opening, writer=writer, starts=starts, max_parked_per_lane=rules.max_parked_per_lane
+            view,
+            opening,
+            writer=writer,
+            topic_ids=topic_ids,
+            starts=starts,
+            max_parked_per_lane=rules.max_parked_per_lane,
         )
         self._books = books
         self._lanes = books.lanes

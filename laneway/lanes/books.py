@@ -53,6 +53,7 @@ class Books:
 
     Args:
         writer: this start of the process, for the meta entry.
+        topic_ids: of the source topic and its retry topic, for the meta entry too.
         starts: by channel, the offset reading starts at when the ledger knows none.
         max_parked_per_lane: the bound that `full_lanes` watches.
 
@@ -71,6 +72,7 @@ class Books:
         opening: Opening,
         *,
         writer: str,
+        topic_ids: tuple[str, str] = ("", ""),
         starts: dict[Channel, int],
         max_parked_per_lane: int,
     ) -> None:
@@ -91,6 +93,7 @@ class Books:
             channel: reopened(start, marks.get(channel)) for channel, start in starts.items()
         }
         self._writer = writer
+        self._topic_ids = topic_ids
         self._max_parked_per_lane = max_parked_per_lane
         self._settled: list[Settlement] = []
         self._intents: list[Entry] = []
@@ -263,6 +266,7 @@ class Books:
             parked=self.ledger.parked_records - parked,
             handed_over=dict(self.handed_over),
             pause=_pause_without(self.pause, self._held_back),
+            topic_ids=self._topic_ids,
         )
 
     def undecided(self) -> list[Settlement]:

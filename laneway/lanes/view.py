@@ -42,6 +42,7 @@ class Meta(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
         marks: by channel; a channel nothing was read from yet is absent.
         handed_over: by channel, the highest offset that handlers may have seen by then.
         pause: set while an operator lets nothing of the partition start.
+        topic_ids: of the source and of its retry topic, which the marks are about; "" where nobody tells.
     """
 
     writer: str
@@ -53,6 +54,7 @@ class Meta(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     parked: int = 0
     handed_over: dict[Channel, int] = {}
     pause: Pause | None = None
+    topic_ids: tuple[str, str] = ("", "")
 
 
 class PutEffect(msgspec.Struct, frozen=True, gc=False):

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from laneway.consumer.partition import State
-from laneway.consumer.restore import AbandonedError
+from laneway.consumer.restore import AbandonedError, ChangelogOpener
 from laneway.consumer.settings.model import LedgerSettings, Settings
 from laneway.errors import ChangelogFormatError, LanewayError, LedgerFormatError, RefusedError, StateDirError
 from laneway.lanes.record import Channel
@@ -418,6 +418,23 @@ def test_retries_that_were_deleted_unread_are_refused(scene: Scene) -> None:
     with pytest.raises(RefusedError, match="2 retries are gone unread"):
         scene.open(partition)
     scene.open(partition, accept_empty_ledger=True)
+
+
+def test_a_source_that_was_made_anew_is_refused_on_any_machine(scene: Scene) -> None:
+    """What stands in the new topic is not taken for settled, also where no store tells which one it was."""
+
+    def told(opener: ChangelogOpener, *ids: str) -> ChangelogOpener:
+        opener._state_dir._topic_ids = {scene.source: (ids[0], ids[1])}
+        return opener
+
+    (key, value) = cycle(1, "a")[-1]
+    meta = msgspec.structs.replace(codec.decode_meta(value or b""), topic_ids=("old", "retry"))
+    scene.write(scene.producer(), [(key, codec.encode(meta))])
+    for ids in (("new", "retry"), ("old", "another")):
+        with pytest.raises(RefusedError, match="was deleted and made anew"):
+            told(scene.opener("there"), *ids).open(scene.partition(), None)
+    for ids in (("old", "retry"), ("", "")):
+        told(scene.opener(), *ids).open(scene.partition(), None)[0].close()
 
 
 def test_a_changelog_that_was_made_anew(scene: Scene) -> None:

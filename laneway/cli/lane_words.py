@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from laneway.cli.columns import age_text, instant_text
-from laneway.cli.suggested import Asked
+from laneway.cli.suggested import WHY, Asked
 from laneway.consumer.inspection.lanes import Waiting
 from laneway.lanes.case import Case
 from laneway.lanes.effect import Effect
@@ -78,7 +78,11 @@ def _held(hold: Hold, standing: Standing, now_ms: int) -> str:
         at = instant_text(hold.due_ms)
         return f"{record} failed ({hold.reason}); attempt {hold.attempt} is {due}, at {at}"
     case = standing.case
-    said = [each for each in (case.cause, case.note) if each] if case is not None else []
+    said = (
+        [each for each in (case.cause, case.note) if each not in ("", hold.reason)]
+        if case is not None
+        else []
+    )
     cause = f" ({': '.join(said)})" if said else ""
     attempts = f" after {case.attempts} attempts" if case is not None and case.attempts > 1 else ""
     return f"{record} waits for a person{attempts}: {hold.reason}{cause}"
@@ -103,10 +107,10 @@ def next_commands(standing: Standing, words: Asked) -> list[str]:
     partition = ("--partition", str(standing.partition))
     found = []
     if standing.partition_pause is not None:
-        found.append(words.line("resume", *partition, "--reason", "WHY"))
+        found.append(words.line("resume", *partition, "--reason", WHY))
     if standing.lane.pause is not None:
         lane = ("--effect" if standing.is_of_one else "--lane", standing.key)
-        found.append(words.line("resume", *lane, *partition, "--reason", "WHY"))
+        found.append(words.line("resume", *lane, *partition, "--reason", WHY))
     for case in (standing.case, *standing.loose):
         if case is not None:
             first = standing.parked[0][0] if standing.parked else case.sequence + 1

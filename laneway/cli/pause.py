@@ -16,7 +16,7 @@ import typer
 from laneway.cli import ledger_places, options
 from laneway.cli.columns import Column, listed
 from laneway.cli.output import Format, emit, escaped, say
-from laneway.cli.resolve import Actor, Done, Said, Wait, default_actor, text_of
+from laneway.cli.resolve import Actor, Done, Said, Wait, default_actor, reason_of, text_of
 from laneway.cli.review import read_cases
 from laneway.cli.suggested import Asked, asked
 from laneway.consumer.inspection import offsets as inspect_offsets
@@ -167,7 +167,7 @@ def _switch(
 ) -> None:
     config, sets, bootstrap, group, sources = given
     who = text_of("--actor", actor) if actor is not None else default_actor()
-    said = text_of("--reason", reason)
+    said = reason_of(reason)
     settings = options.load_settings(
         config, sets, bootstrap=bootstrap, group=group, sources=sources, inspect=True
     ).settings
@@ -220,7 +220,7 @@ def _end(rows: Sequence[Done], wait_s: float, words: Asked) -> None:
     if queued:
         raise IncompleteError(
             f"{len(queued)} of {len(rows)} did not answer within {wait_s:g} s; those commands stay queued, "
-            "and the next worker applies them",
+            "each for the worker that owns its partition, which applies it once",
             mend=f"{words.line('offsets', 'show')}   (tells who owns the partition)",
         )
     refusals = [row.answer.why for row in rows if row.answer is not None and row.answer.why]

@@ -20,7 +20,7 @@ from laneway.cli import options, resolve_many
 from laneway.cli.columns import Column, age_text, instant_text, listed
 from laneway.cli.output import Format, emit, escaped, say
 from laneway.cli.review import find_case
-from laneway.cli.suggested import Asked, asked
+from laneway.cli.suggested import WHY, Asked, asked
 from laneway.consumer.kafka.cluster import Cluster
 from laneway.consumer.operations import corrected
 from laneway.consumer.operations.commands import Commands, about_case
@@ -74,10 +74,14 @@ _OF_REASON: Final[dict[tuple[str, str], str]] = {
     "{effect} stays as another record made it.",
     ("sequence-stale", "discard"): _STALE,
     ("sequence-stale", "mark-done"): "The record at {place} does not run. If nothing is known of effect "
-    "{effect} yet it is recorded as succeeded, and later copies of it are duplicates; else it stays as it is.",
+    "{effect} it is recorded as succeeded, and later copies of it are duplicates; else it stays as it is.",
     ("rejected", "skip"): _STAYS_REFUSED,
     ("rejected", "discard"): _STAYS_REFUSED,
 }
+STAYS_QUEUED: Final = (
+    "it stays queued for the worker that owns the partition, which first lets a delivery of this key "
+    "in flight end (a slow handler), and then applies it, once"
+)
 _ENDS: Final = frozenset({"skip", "discard", "mark-done"})
 _MOVES_ON: Final = " The key goes on behind sequence {sequence}."
 _MOVES_ON_NUMBERLESS: Final = " What waits behind it goes on."
@@ -251,7 +255,7 @@ def _wanted(
     return Wanted(
         action,
         text_of("--actor", actor) if actor is not None else default_actor(),
-        text_of("--reason", reason),
+        reason_of(reason),
         sequence=_number(what) if action == "set-next" else None,
         result_key=None if result_key is None else text_of("--result-key", result_key),
         value=_content(what) if action == "replay-with" else None,
@@ -280,6 +284,19 @@ def text_of(option: str, text: str) -> str:
     if not text.strip():
         raise UsageError("it is empty", where=option, mend="whoever looks later wants to know")
     return text
+
+
+def reason_of(text: str) -> str:
+    """Why somebody does it, in words of their own.
+
+    Raises:
+        UsageError: there are none, or they are the WHY of a suggested line.
+    """
+    if text.strip() == WHY:
+        raise UsageError(
+            "write a reason", where="--reason", mend=f"{WHY} in a suggested line stands for your own words"
+        )
+    return text_of("--reason", text)
 
 
 def _number(text: str | None) -> int:
@@ -322,7 +339,8 @@ def _resolve_one(
     say(described(news, wanted))
     with Cluster(settings) as cluster:
         if wanted.value is not None:
-            say("\n".join(_compared(settings, cluster, news, wanted.value, timeout_s, payload=payload)))
+            found = _compared(settings, cluster, news, wanted.value, words, timeout_s, payload=payload)
+            say("\n".join(found))
         if dry_run:
             emit(listed("review.resolve", COLUMNS, [Done(command, "would-send")], form), form)
             return
@@ -336,7 +354,7 @@ def _resolve_one(
     emit(listed("review.resolve", COLUMNS, [Done(command, result, offset, answer)], form, facts), form)
     if answer is None:
         raise IncompleteError(
-            f"nobody answered within {wait_s:g} s; the command stays queued, and the next worker applies it",
+            f"nobody answered within {wait_s:g} s; {STAYS_QUEUED}",
             where=f"case {case_id}",
             mend=f"{words.line('review', 'show', case_id)}   (tells when it is done; "
             f"{words.line('offsets', 'show')} tells who owns the partition)",
@@ -375,7 +393,7 @@ def described(news: ReviewNews, wanted: Wanted) -> str:
     """The case, its required check, and what the action will do."""
     key = "without a key" if news.sequence_key is None else f"key {news.sequence_key!r}"
     number = "" if news.sequence_key is None else f", sequence {news.sequence}"
-    cause = f" ({news.cause})" if news.cause else ""
+    cause = f" ({news.cause})" if news.cause not in ("", news.reason) else ""
     lines = [
         f"case {news.case_id}: {news.reason}{cause}, {key}{number}, {news.topic}/{news.partition}"
         f"@{news.offset}, open for {age_text(time.time_ns() // 1_000_000 - news.opened_ms)}",
@@ -398,8 +416,20 @@ def will(news: ReviewNews, wanted: Wanted) -> str:
     )
 
 
+def original_line(words: Asked, news: ReviewNews) -> str:
+    """The command that shows the record of a case as it was published."""
+    return words.line("lanes", "explain", news.sequence_key or news.effect_key, "--show-payload")
+
+
 def _compared(
-    settings: Settings, cluster: Cluster, news: ReviewNews, value: bytes, timeout_s: float, *, payload: bool
+    settings: Settings,
+    cluster: Cluster,
+    news: ReviewNews,
+    value: bytes,
+    words: Asked,
+    timeout_s: float,
+    *,
+    payload: bool,
 ) -> Sequence[str]:
     """What a corrected value changes.
 
@@ -415,7 +445,12 @@ def _compared(
         # Then these are not the worker's rules: it has a decoder, or an envelope that was not given here.
         return ["the envelope known here does not read the record itself (give -c FILE?); the worker judges"]
     if why := corrected.refusal(settings, news, original, value):
-        raise RefusedError(why, where=f"case {news.case_id}", mend="correct the file, or give -c FILE")
+        raise RefusedError(
+            why,
+            where=f"case {news.case_id}",
+            mend="the file has to be the whole record as a publisher would send it, envelope included, "
+            f"not the payload alone; {original_line(words, news)} shows the original",
+        )
     found = corrected.differences(original.value, value)
     if found is None:
         return ["one of the two is no JSON, so their members cannot be compared"]

@@ -171,7 +171,8 @@ def _refuse_rest(tally: Tally, queued_before: int, words: Asked) -> None:
     left = tally.unanswered + queued_before
     if left:
         raise IncompleteError(
-            f"{left} commands are queued and not answered yet; the next worker applies each of them once",
+            f"{left} commands are queued and not answered yet; each is applied once, by the worker that owns "
+            "its partition, which first lets a delivery in flight of that key end (a slow handler)",
             mend=f"{words.line('review', 'list')}   (shows what is still open); run the same command again "
             "to go on",
         )

@@ -9,8 +9,12 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from laneway.consumer.settings import kafka_keys
+
+WHY: Final = "WHY"
+"""Stands in a suggested line for the reason, which only a person can give; as a reason it is refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +33,7 @@ class Asked:
         return [
             self.line(
                 *("review", "resolve", case_id, "--action", action, *further.get(action, ())),
-                *("--reason", "WHY"),
+                *("--reason", WHY),
             )
             for action in actions
         ]

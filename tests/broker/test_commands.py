@@ -111,7 +111,7 @@ def test_a_failure_runs_once_the_handler_is_mended(at_desk: Desk) -> None:
 
 
 def test_nobody_home(at_desk: Desk) -> None:
-    """Nobody answers: exit 5, and how to look; the command waits, and the next worker applies it."""
+    """Nobody answers: exit 5, and how to look; the command waits, and the key's next owner applies it."""
     at_desk.publish(note("k", 1), note("k", 3))
     with at_desk.worker.start():
         gap = at_desk.case("k", "sequence-gap")
@@ -121,6 +121,7 @@ def test_nobody_home(at_desk: Desk) -> None:
         assert said.code == 5
         assert said.items[0]["result"] == "queued"
         assert f"laneway review show {gap}" in said.err
+        assert "stays queued for the worker that owns the partition" in said.err
         shown = at_desk.laneway("review", "show", gap)
         assert "queued: skip by ann (looked into it)" in shown.out
         many = (

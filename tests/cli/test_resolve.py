@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from laneway.cli import resolve
 from laneway.cli.main import main
 from laneway.cli.resolve import Wanted, described, will
 from laneway.cli.resolve_many import conditions
-from laneway.errors import UsageError
+from laneway.cli.suggested import asked
+from laneway.consumer.operations import corrected
+from laneway.consumer.settings.load import load
+from laneway.errors import RefusedError, UsageError
 from laneway.lanes.case import REASONS, Case
 from laneway.lanes.command import ACTIONS
 from laneway.lanes.effect import Effect, EffectState
 from laneway.lanes.forward import ReviewNews
-from laneway.lanes.lane import Hold, HoldKind, Lane
+from laneway.lanes.lane import Hold, HoldKind, Lane, Raw
 from laneway.lanes.record import Channel, Record
 from laneway.lanes.resolving import Resolving
 
@@ -58,6 +63,8 @@ def news(reason: str = "rejected", *, key: str | None = "k", holds: bool = True)
         ((*RESOLVE, "c", "--action", "jump", "--reason", "r", *WHERE), "'jump' is no action"),
         ((*RESOLVE, "c", "--action", "pause", "--reason", "r", *WHERE), "'pause' is no action"),
         ((*RESOLVE, "c", "--action", "skip", "--reason", " ", *WHERE), "--reason: it is empty"),
+        ((*RESOLVE, "c", "--action", "skip", "--reason", "WHY", *WHERE), "--reason: write a reason"),
+        (("pause", "--reason", "WHY", *WHERE), "--reason: write a reason"),
         ((*RESOLVE, "c", "--action", "skip", "--reason", "\udcff", *WHERE), "--reason: it is not UTF-8"),
         ((*RESOLVE, "--action", "skip", "--reason", "r", *WHERE), "no case is named"),
         ((*RESOLVE, "c", "--key", "k", "--action", "skip", "--reason", "r", *WHERE), "one case is named"),
@@ -139,13 +146,18 @@ def test_what_is_said_of_an_effect_is_what_becomes_of_it(reason: str, holds: boo
     case = Case("c-1", reason, "Boom", holds, "kk", 4, effect_key, "m", 17, 1, "?", 1)
     hold = Hold(HoldKind.CASE, effect_key, 4, 17, 1, reason, "c-1", 1) if holds else None
     changed = Resolving._effect_after(
-        Record(Channel.COMMANDS, 0, None, None), wanted.for_case(seen), case, left_by(reason), Lane(3, hold), 2
+        Record(Channel.COMMANDS, 0, None, None),
+        wanted.for_case(seen),
+        case,
+        left_by(reason),
+        Lane(3, hold),
+        2,
     )
     text = will(seen, wanted)
     after = None if changed is None else changed.state
     assert ("recorded as discarded" in text) is (after is EffectState.DISCARDED)
     assert ("recorded as succeeded" in text) is (after is EffectState.SUCCEEDED)
-    assert ("stays" in text) is (changed is None and bool(effect_key) or reason == "sequence-stale")
+    assert ("stays" in text) is ((changed is None and bool(effect_key)) or reason == "sequence-stale")
 
 
 def test_a_record_without_a_key_is_not_spoken_of_as_one() -> None:
@@ -153,6 +165,31 @@ def test_a_record_without_a_key_is_not_spoken_of_as_one() -> None:
     text = described(news(key=None), Wanted("skip", "a", "r"))
     assert "without a key" in text
     assert "equence" not in text
+
+
+def test_a_cause_that_is_the_reason_is_said_once() -> None:
+    """The cause stands behind the reason only where it adds something."""
+    conflict = msgspec.structs.replace(news("effect-conflict"), cause="effect-conflict")
+    assert described(conflict, Wanted("skip", "a", "r")).count("effect-conflict") == 1
+    assert "rejected (Boom)" in described(news(), Wanted("skip", "a", "r"))
+
+
+@pytest.mark.parametrize(("key", "named"), [("two words", "'two words'"), (None, "e/4")])
+def test_a_file_that_cannot_stand_for_the_record_is_told_what_it_must_be(
+    key: str | None, named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A payload without its envelope is refused with what the file must be and where the original stands."""
+    raw = Raw(None, b'{"messageId": "m"}', (), 1)
+    monkeypatch.setattr(corrected, "published", lambda *_, **__: raw)
+    monkeypatch.setattr(
+        corrected, "refusal", lambda _s, _n, _o, value: "" if value is None else "it has no effect key"
+    )
+    settings = load(flags={"group": "g", "sources": ["invoices"]}, env={}, inspect=True).settings
+    words = asked(None, None, "h:1", "g", None)
+    with pytest.raises(RefusedError) as refused:
+        resolve._compared(settings, None, news(key=key), b"{}", words, 1, payload=False)  # type: ignore[arg-type]
+    assert "the whole record as a publisher would send it, envelope included" in refused.value.mend
+    assert f"laneway lanes explain {named} --show-payload -b h:1 -g g" in refused.value.mend
 
 
 def test_what_strangers_wrote_cannot_act_on_the_terminal() -> None:

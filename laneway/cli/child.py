@@ -31,7 +31,7 @@ class Child:
         journal: a file name, or "-" to read it from `stdout`.
         cwd: where it runs; None is the directory.
         is_heard: what it says to people goes to our own standard error, not to worker.stderr; it then says
-            only what is a warning or worse.
+            only what is a warning or worse, and names no command to look further: nothing of it is kept.
         crash_after: (step, effect key): see `tethered`.
     """
 
@@ -50,7 +50,7 @@ class Child:
         told = str(self.journal_path) if journal != "-" else journal
         command = ["run", app, "-c", str(directory / "laneway.toml"), "--journal", told]
         if is_heard:
-            command.append("--quiet")
+            command = ["--nothing-kept", *command, "--quiet"]
         if crash_after is not None:
             command = ["--crash-after", *crash_after, *command]
         with (directory / "worker.stderr").open("ab") as stderr:

@@ -1,9 +1,11 @@
 """A worker process that ends with the process that started it: what `demo` and `dev` run.
 
     python -m laneway.cli.tethered run APP -c laneway.toml --journal PATH
+    python -m laneway.cli.tethered --nothing-kept run APP -c laneway.toml --journal PATH
     python -m laneway.cli.tethered --crash-after STEP EFFECT_KEY run APP -c laneway.toml --journal PATH
 
-The first is `laneway run`, nothing else. The second is the same worker with a crash point armed, and
+The first is `laneway run`, nothing else; the second names no command that would look into topics which
+are gone with it. The third is the same worker with a crash point armed, and
 the only place outside the tests where one is: it kills itself, as kill -9 does, behind the first STEP of
 a settling cycle that comes after the journal holds `result_saved` of EFFECT_KEY.
 
@@ -13,6 +15,7 @@ whatever way, the pipe ends, and so does this process.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -25,11 +28,13 @@ from laneway.app import load_app
 from laneway.cli.child import read_journal
 from laneway.cli.main import leave
 from laneway.cli.main import main as laneway
+from laneway.consumer import notices
 from laneway.consumer.settings.load import load
 from laneway.consumer.settler import CrashPoint
 from laneway.consumer.start import build_worker
 
 CRASH_AFTER: Final = "--crash-after"
+NOTHING_KEPT: Final = "--nothing-kept"
 UNTETHERED: Final = 3
 
 
@@ -39,7 +44,17 @@ def main(arguments: Sequence[str]) -> int:
     if arguments[0] == CRASH_AFTER:
         _, step, effect_key, _, app, _, config, _, journal = arguments
         return _run_armed(app, Path(config), Path(journal), step, effect_key)
+    if arguments[0] == NOTHING_KEPT:
+        notices.log.addFilter(without_next_step)
+        arguments = arguments[1:]
     return laneway(arguments)
+
+
+def without_next_step(record: logging.LogRecord) -> bool:
+    """Take the next step off a message: a filter that lets every record through."""
+    record.msg = record.getMessage().removesuffix(getattr(record, notices.NEXT_STEP, ""))
+    record.args = ()
+    return True
 
 
 def _end_with_the_parent() -> None:

@@ -16,6 +16,9 @@ from laneway.lanes.settlement import Settled, Settlement
 log = logging.getLogger("laneway")
 
 COUNT_EVERY_MS: Final = 10_000
+NEXT_STEP: Final = "next_step"
+"""The attribute of a log record that tells how its message ends: with the command to look further."""
+
 _MAX_KINDS: Final = 1000
 
 
@@ -30,21 +33,25 @@ class Notices:
         """Look at what a cycle settled."""
         for done in settlements:
             if done.how is Settled.QUARANTINED:
-                what = f"to the DLQ: {done.reason}; `laneway dlq list` shows it"
-                self._say(partition, "dead letters", done.reason, done.record.offset, what, now_ms)
+                what, then = f"to the DLQ: {done.reason}", "; `laneway dlq list` shows it"
+                self._say(partition, "dead letters", done.reason, done.record.offset, what, then, now_ms)
             for event, case_id in done.events:
                 if event == "review_opened":
                     reason = case_id.rpartition("-")[0]
-                    what = f"opened a case: {reason}; `laneway review show {case_id}`"
-                    self._say(partition, "cases", reason, done.record.offset, what, now_ms)
+                    what, then = f"opened a case: {reason}", f"; `laneway review show {case_id}`"
+                    self._say(partition, "cases", reason, done.record.offset, what, then, now_ms)
 
-    def _say(self, partition: Partition, kind: str, reason: str, offset: int, what: str, now_ms: int) -> None:
+    def _say(
+        self, partition: Partition, kind: str, reason: str, offset: int, what: str, then: str, now_ms: int
+    ) -> None:
         # The fixed word of a reason, so that one place told about it does not hide another.
         key = (partition.topic, kind, reason.partition(":")[0])
         if key not in self._since_ms:
             if len(self._since_ms) < _MAX_KINDS:
                 self._since_ms[key] = now_ms
-                log.warning("%s: offset %d %s", partition, offset, what)
+                # The next step is known as such, for one who has nothing to look into afterwards.
+                next_step = {NEXT_STEP: then}
+                log.warning("%s: offset %d %s%s", partition, offset, what, then, extra=next_step)
             return
         self._counted[key] = self._counted.get(key, 0) + 1
         if now_ms - self._since_ms[key] >= COUNT_EVERY_MS:

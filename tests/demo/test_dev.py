@@ -136,7 +136,8 @@ def test_the_summary_names_lines(tmp_path: Path) -> None:
 
 
 def test_the_summary_leads_with_totals_that_add_up(tmp_path: Path) -> None:
-    """One line in front says where each record is, and nothing of a worker's own news stands around it."""
+    """One line in front says where each record is, nothing of a worker's own news stands around it, and no
+    command is named that would look into topics which are gone."""
     lines = [
         event("a", 1),
         event("a", 1),
@@ -156,6 +157,9 @@ def test_the_summary_leads_with_totals_that_add_up(tmp_path: Path) -> None:
         "order kept"
     )
     assert " INFO " not in err
+    assert "opened a case: rejected" in err
+    assert "to the DLQ: undecodable-json" in err
+    assert "`laneway " not in err
 
 
 @pytest.mark.parametrize(

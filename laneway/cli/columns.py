@@ -82,6 +82,11 @@ def detailed(
     return Table(kind, ("field", "value"), lines)
 
 
+def counted(count: int, noun: str) -> str:
+    """A number with its noun, `1 key` and `2 keys`."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def age_text(age_ms: int | None) -> str | None:
     """A span in its two largest units, `3m12s`; less than a second is `0s`."""
     if age_ms is None:

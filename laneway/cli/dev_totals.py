@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
+from laneway.cli.columns import counted
 from laneway.cli.dev_account import Account
 from laneway.cli.dev_feed import Feeder
 from laneway.lanes.forward import ReviewNews
@@ -59,16 +60,12 @@ class Totals:
 
     def __str__(self) -> str:
         parts = [
-            _counted(self.effects, "effect"),
-            _counted(self.duplicates, "duplicate") if self.duplicates else "",
-            _counted(self.dead_letters, "dead letter"),
+            counted(self.effects, "effect"),
+            counted(self.duplicates, "duplicate") if self.duplicates else "",
+            counted(self.dead_letters, "dead letter"),
             f"{self.held_back} held back" if self.held_back else "",
             f"{self.waiting} waiting for a retry" if self.waiting else "",
             f"{self.unread} unread",
         ]
-        text = f"{_counted(self.records, 'record')}: {', '.join(filter(None, parts))}"
-        return f"{text}; {_counted(self.held_keys, 'key')} held by a case" if self.held_keys else text
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+        text = f"{counted(self.records, 'record')}: {', '.join(filter(None, parts))}"
+        return f"{text}; {counted(self.held_keys, 'key')} held by a case" if self.held_keys else text

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from laneway.cli.columns import age_text, instant_text
 from laneway.cli.suggested import WHY, Asked
-from laneway.consumer.inspection.lanes import Waiting
+from laneway.consumer.inspection.lanes import Waiting, since_ms_of, states_of
 from laneway.lanes.case import Case
-from laneway.lanes.effect import Effect
+from laneway.lanes.effect import Effect, EffectState
 from laneway.lanes.lane import Hold, HoldKind, Lane, Pause
 from laneway.lanes.record import is_lane_of_one
+
+_NOTHING_HOLDS: Final = "As of the last commit nothing holds it:"
+_IN_HAND: Final = "What a worker has in hand is not known here; `offsets show` tells RUNNING"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +47,39 @@ class Standing:
         return self.name[1:]
 
     @property
+    def running(self) -> Sequence[tuple[str, Effect]]:
+        """Effects that began, by the ledger: only with `on_unknown_outcome = "review"` does it say so."""
+        return [each for each in self.effects if each[1].state is EffectState.RUNNING]
+
+    @property
+    def since_ms(self) -> int | None:
+        """Since when it does not move, for what holds it or its whole partition; or since when it runs."""
+        found = [since_ms_of(self.lane), self.partition_pause.since_ms if self.partition_pause else None]
+        stands = [at_ms for at_ms in found if at_ms is not None]
+        return min(stands or [effect.changed_ms for _, effect in self.running], default=None)
+
+    @property
     def is_of_one(self) -> bool:
         """Whether it has no sequence key: nothing but its own effect is ordered."""
         return is_lane_of_one(self.name)
 
 
+def states(standing: Standing) -> list[str]:
+    """Where it stands, in fixed words: held, paused, parked, running; free when none of them is known."""
+    found = states_of(standing.lane)
+    if standing.partition_pause is not None and "paused" not in found:
+        found.append("paused")
+    if standing.running:
+        found.append("running")
+    return found or ["free"]
+
+
 def why(standing: Standing, now_ms: int) -> str:
-    """Why it does not move; or that it does."""
+    """Why it does not move; or that nothing which was committed is in its way.
+
+    A ledger tells what was committed. What a worker has in hand it does not know, but for an effect that was
+    written down before it began.
+    """
     found = []
     for pause, what in ((standing.partition_pause, "the partition"), (standing.lane.pause, "the lane")):
         if pause is not None:
@@ -59,13 +89,24 @@ def why(standing: Standing, now_ms: int) -> str:
     hold = standing.lane.hold
     if hold is not None:
         found.append(_held(hold, standing, now_ms))
+    found += [_begun(effect_key, effect, now_ms) for effect_key, effect in standing.running]
     if found:
         return ". ".join(each[0].upper() + each[1:] for each in found)
     if standing.parked:
-        return "Nothing holds it: its parked records are being released"
+        return f"{_NOTHING_HOLDS} its parked records are being released. {_IN_HAND}"
+    if standing.is_of_one:
+        return f"{_NOTHING_HOLDS} a record of this effect is judged when it comes. {_IN_HAND}"
     if standing.lane.last is not None:
-        return f"Nothing holds it: sequence {standing.lane.last + 1} runs when it comes"
-    return "Nothing holds it: its next record runs when it comes"
+        return f"{_NOTHING_HOLDS} sequence {standing.lane.last + 1} runs when it comes. {_IN_HAND}"
+    return f"{_NOTHING_HOLDS} its next record runs when it comes. {_IN_HAND}"
+
+
+def _begun(effect_key: str, effect: Effect, now_ms: int) -> str:
+    since = f"{instant_text(effect.changed_ms)} ({age_text(now_ms - effect.changed_ms)} ago)"
+    return (
+        f"effect {effect_key} at offset {effect.offset} is running, or its outcome is unknown: since {since}"
+        "; a worker that dies leaves a case"
+    )
 
 
 def _held(hold: Hold, standing: Standing, now_ms: int) -> str:

@@ -14,8 +14,8 @@ from typing import Annotated, Final
 import typer
 
 from laneway.cli import ledger_places, options
-from laneway.cli.columns import Column, age_text, detailed, instant_text, listed
-from laneway.cli.lane_words import Standing, next_commands, next_words, why
+from laneway.cli.columns import Column, age_text, counted, detailed, instant_text, listed
+from laneway.cli.lane_words import Standing, next_commands, next_words, states, why
 from laneway.cli.ledger import FromTopic, Partitions, StateDirOption
 from laneway.cli.ledger_places import Answers
 from laneway.cli.output import Format, Table, emit, say
@@ -175,17 +175,17 @@ def _age(text: str | None) -> int | None:
 
 def _details(now_ms: int) -> tuple[Column[Standing], ...]:
     def since(standing: Standing) -> str | None:
-        at_ms = since_ms_of(standing.lane)
+        at_ms = standing.since_ms
         return None if at_ms is None else f"{instant_text(at_ms)} ({age_text(now_ms - at_ms)} ago)"
 
     return (
         Column("key", lambda standing: standing.key),
         Column("topic", lambda standing: standing.topic),
         Column("partition", lambda standing: standing.partition),
-        Column("state", lambda standing: states_of(standing.lane) or ["free"]),
+        Column("state", states),
         Column("last", lambda standing: standing.lane.last, "last in order"),
         Column("why", lambda standing: why(standing, now_ms)),
-        Column("since_ms", lambda standing: since_ms_of(standing.lane), "since", since),
+        Column("since_ms", lambda standing: standing.since_ms, "since", since),
         Column("reason", lambda standing: standing.lane.hold.reason if standing.lane.hold else None, ""),
         Column("sequence", lambda standing: standing.lane.hold.sequence if standing.lane.hold else None, ""),
         Column("offset", lambda standing: standing.lane.hold.offset if standing.lane.hold else None, ""),
@@ -211,7 +211,7 @@ def _parked_words(standing: Standing) -> str:
     sequences = [sequence for sequence, _, _ in standing.parked]
     offsets = [offset for _, offset, _ in standing.parked]
     of = f", sequences {min(sequences)} to {max(sequences)}" if not standing.is_of_one else ""
-    return f"{len(standing.parked)} records{of}, offsets {min(offsets)} to {max(offsets)}"
+    return f"{counted(len(standing.parked), 'record')}{of}, offsets {min(offsets)} to {max(offsets)}"
 
 
 _Parked = tuple[int, int, Waiting]
@@ -329,7 +329,7 @@ def explain(
             output,
         )
         if len(parked) > _PARKED_SHOWN:
-            say(f"{len(parked) - _PARKED_SHOWN} more parked records are not shown")
+            say(f"{counted(len(parked) - _PARKED_SHOWN, 'more parked record')} not shown")
     answers.refuse_if_incomplete()
     if not standings:
         names = answers.names

@@ -142,8 +142,26 @@ def test_a_paused_partition_is_said(owned: list[Ledger], capsys: pytest.CaptureF
     assert "invoices-1 is paused" in capsys.readouterr().err
     document, text = told(capsys, "explain", "free")
     assert "The partition was paused by bob" in text
+    assert document["items"][0]["state"] == ["paused"]
+    assert document["items"][0]["since_ms"] == NOW_MS
     assert "moving house" in document["items"][0]["why"]
     assert document["next_commands"][0].startswith("laneway resume --partition 1 --reason WHY")
+
+
+def test_an_effect_that_began_is_not_called_free(
+    owned: list[Ledger], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With on_unknown_outcome "review" the ledger knows what began: running since when, or unknown."""
+    began = msgspec.structs.replace(
+        effect(EffectState.RUNNING, offset=70), lane="kfree", sequence=3, changed_ms=NOW_MS - HOUR_MS
+    )
+    owned[1].apply([PutEffect("free/3", began)], meta(2), [])
+    document, text = told(capsys, "explain", "free")
+    [row] = document["items"]
+    assert (row["state"], row["since_ms"]) == (["running"], NOW_MS - HOUR_MS)
+    assert "Effect free/3 at offset 70 is running, or its outcome is unknown: since 20" in text
+    assert "a worker that dies leaves a case" in text
+    assert "nothing holds it" not in text
 
 
 def test_a_gap_is_explained(owned: list[Ledger], capsys: pytest.CaptureFixture[str]) -> None:
@@ -187,7 +205,9 @@ def test_a_free_key_tells_what_it_did_last(owned: list[Ledger], capsys: pytest.C
     document, text = told(capsys, "explain", "free", "--recent", "3")
     assert [each["effect_key"] for each in document["recent"]] == ["free/12", "free/11", "free/10"]
     assert document["items"][0]["other_cases"] == ["stale-1"]
-    assert "sequence 3 runs when it comes" in text
+    assert document["items"][0]["state"] == ["free"]
+    assert "As of the last commit nothing holds it: sequence 3 runs when it comes" in text
+    assert "What a worker has in hand is not known here; `offsets show` tells RUNNING" in text
     assert [line.split()[3:6] for line in document["next_commands"]] == [
         ["stale-1", "--action", "mark-done"],
         ["stale-1", "--action", "discard"],

@@ -70,8 +70,8 @@ def show(
     """Print committed offset, log, lag and owner of each partition; -b and -g are enough.
 
     COMMITTED is - where nothing was committed, and LAG then counts from the log's start. RUNNING,
-    PARKED, CASES (open ones) and BLOCKED-BY are the worker's own as of its last commit. AGE is the time
-    since the committed offset last moved, while there is lag.
+    PARKED and BLOCKED-BY are the worker's own as of its last commit; BLOCKED-BY counts open cases too. AGE
+    is the time since the committed offset last moved, while there is lag.
     """
     loaded = options.load_settings(
         config, sets, bootstrap=bootstrap, group=group, sources=sources, inspect=True

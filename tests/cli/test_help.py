@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
 import typer
 
+from laneway.cli import offsets
 from laneway.cli.main import app, main
 
 
@@ -21,6 +23,15 @@ def commands(group: typer.Typer, path: tuple[str, ...] = ()) -> Iterator[tuple[s
 
 
 ALL = list(commands(app))
+
+
+def test_the_columns_that_offsets_show_explains_are_there(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever reads what a column means finds it in the table."""
+    assert main(["offsets", "show", "--help"]) == 0
+    said = capsys.readouterr().out.partition("Options:")[0]
+    explained = set(re.findall(r"\b[A-Z]{2}[A-Z-]+\b", said)) - {"OPTIONS"}
+    columns = {column.title.replace("_", "-").upper() for column in offsets._COLUMNS if column.heading != ""}
+    assert {"COMMITTED", "BLOCKED-BY"} <= explained <= columns
 
 
 def test_the_commands_are_found() -> None:

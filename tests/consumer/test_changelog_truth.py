@@ -282,7 +282,7 @@ def test_a_forward_that_nobody_takes_holds_its_lane_and_no_other() -> None:
     assert worker.lasts(0, "a") == []
     offset, note = worker.kafka.offsets["invoices", 0]
     assert offset == 0
-    assert "1 settlements whose topics take nothing" in note
+    assert "1 settlements held back: dlq takes nothing" in note
     assert ("saved", 0, 0) not in worker.journal.lines
     worker.kafka.refuses = lambda *_: None
     worker.settle()

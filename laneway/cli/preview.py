@@ -13,7 +13,7 @@ import typer
 
 from laneway.app import load_app
 from laneway.cli import options
-from laneway.cli.columns import Column, listed
+from laneway.cli.columns import Column, counted, listed
 from laneway.cli.output import Cell, Format, Table, emit, say
 from laneway.consumer.kafka.cluster import Cluster, Partition
 from laneway.consumer.preview import suggestion
@@ -109,7 +109,7 @@ def preview(
         with Cluster(settings) as cluster:
             chosen = window(cluster, settings.sources, start, limit=limit, partition=partition)
             looking = Preview(settings, pipeline, chosen, keep=first)
-            say(f"reading {chosen.offsets} offsets of {len(chosen.spans)} partitions")
+            say(f"reading {counted(chosen.offsets, 'offset')} of {counted(len(chosen.spans), 'partition')}")
             code = _read(looking, settings, timeout)
             sizes = limits(settings, cluster, looking.report)
     emit(_tables(settings, looking.report, sizes, output), output)
@@ -177,7 +177,8 @@ def _tables(settings: Settings, report: Report, sizes: list[Limit], form: Format
             "examples",
             _EXAMPLES,
             sorted(
-                (e for seen in report.seen.values() for e in seen.examples), key=lambda e: (e.what, e.where)
+                (e for seen in report.seen.values() for e in seen.told_examples()),
+                key=lambda e: (e.what, e.where),
             ),
             form,
         ),
@@ -283,26 +284,34 @@ def _facts(settings: Settings, report: Report) -> dict[str, Cell]:
 def _sentences(settings: Settings, report: Report) -> Iterator[str]:
     """The same in words, for a person."""
     facts = _facts(settings, report)
+
+    def number(fact: str, noun: str) -> str:
+        return counted(int(str(facts[fact])), noun)
+
     yield (
-        f"{facts['records']} records read, {facts['unreadable']} of them unreadable; {facts['keys']} keys, "
-        f"{facts['effects']} effect keys"
+        f"{number('records', 'record')} read, {facts['unreadable']} of them unreadable; "
+        f"{number('keys', 'key')}, {number('effects', 'effect key')}"
     )
     if facts["longest_key"] is not None:
-        yield f"the longest key has {facts['longest_key_records']} records: {facts['longest_key']}"
+        yield f"the longest key has {number('longest_key_records', 'record')}: {facts['longest_key']}"
     yield (
-        f"order {report.order}: {facts['gaps']} gaps ({facts['gaps_healed']} healed by a late record), "
-        f"{facts['late']} came too late, {facts['first_sequences']} keys begin with another number"
+        f"order {report.order}: {number('gaps', 'gap')} ({facts['gaps_healed']} healed by a late record), "
+        f"{facts['late']} came too late, {number('first_sequences', 'key')} not beginning with the number "
+        "that is configured"
     )
-    yield f"{facts['duplicates']} duplicates, {facts['conflicts']} conflicts (same effect key, other payload)"
+    yield (
+        f"{number('duplicates', 'duplicate')}, {number('conflicts', 'conflict')} (same effect key, other "
+        "payload)"
+    )
     if facts["keys_in_two_partitions"]:
         yield (
-            f"{facts['keys_in_two_partitions']} keys stand in more than one partition: nothing keeps the "
+            f"{number('keys_in_two_partitions', 'key')} in more than one partition: nothing keeps the "
             "order between partitions; the publisher has to partition by the key"
         )
     if facts["effects_in_two_partitions"]:
         yield (
-            f"{facts['effects_in_two_partitions']} effect keys stand in more than one partition: each "
-            "partition knows its own effects only, so they would happen once in each"
+            f"{number('effects_in_two_partitions', 'effect key')} in more than one partition: each partition "
+            "knows its own effects only, so an effect would happen once in each"
         )
     for place, trial in sorted(report.trials.items()):
         if trial.stop is not None:
@@ -313,8 +322,8 @@ def _sentences(settings: Settings, report: Report) -> Iterator[str]:
     middle = sum(not report.window.begins_at_the_start(place) for place in report.trials)
     if middle and facts["first_sequences"]:
         yield (
-            f"{middle} partitions were not read from their first record on, so keys may have begun before: "
-            "what is counted is what a group would meet that starts there"
+            f"{counted(middle, 'partition')} not read from the first record on, so keys may have begun "
+            "before: what is counted is what a group would meet that starts there"
         )
     if report.window.unread_behind:
-        yield f"{report.window.unread_behind} offsets behind were not read; --limit N reads more"
+        yield f"{counted(report.window.unread_behind, 'offset')} behind not read; --limit N reads more"

@@ -343,7 +343,46 @@ def test_tombstones_and_versions_lead_to_settings() -> None:
     text = "\n".join(suggestion.lines(settings, report))
     envelope = tomllib.loads(text)["envelope"]
     assert (envelope["tombstones"], envelope["accepts"]) == ("skip", [1, 3])
-    assert "1 records are of a version that is not accepted now" in text
+    assert "1 record of a version that is not accepted now" in text
+    assert "Accepted, they reach it" in text
+    assert 'with "skip" records without a value are passed over in silence' in text
+
+
+@pytest.mark.parametrize(
+    ("numbers", "lost"),
+    [
+        ((1, 5, 9), "lost records are passed over in silence, swapped ones become sequence-stale cases"),
+        ((1, 9, 5), "lost and swapped records are passed over in silence"),
+        ((1, 2, 3), None),
+    ],
+)
+def test_a_weaker_order_says_what_is_lost(numbers: Sequence[int], lost: str | None) -> None:
+    """Whoever pastes a setting that promises less reads in its comment what it gives up."""
+    settings, report = looked([[value(f"k{n}", s) for n in range(4) for s in numbers]])
+    [line] = [line for line in suggestion.lines(settings, report) if line.startswith("order")]
+    assert ("silence" in line) is (lost is not None)
+    assert lost is None or lost in line
+
+
+def test_a_first_number_of_any_says_what_is_lost() -> None:
+    """A key whose beginning is lost is not noticed any more."""
+    settings, report = looked([[value(f"k{n}", s) for n in range(4) for s in (n, n + 1)]])
+    [line] = [line for line in suggestion.lines(settings, report) if line.startswith("first_sequence")]
+    assert "begins with a later one in silence" in line
+
+
+def test_a_key_in_several_partitions_is_one_key() -> None:
+    """It is counted once wherever keys are, and one example names all its partitions."""
+    logs = [[value(f"k{n}", 1) for n in range(20)], [value("k0", 2)], [value("k0", 3)]]
+    settings, report = looked(logs)
+    table = shown(settings, report)
+    facts = table.facts
+    assert (facts["keys"], facts["keys_in_two_partitions"], facts["first_sequences"]) == (20, 1, 1)
+    text = "\n".join(table.lists["settings"])
+    assert "first_sequence = 1  # 19 of 20 keys\n" in text
+    assert "no number is missing in 20 keys" in text
+    split = [row for row in table.tables["examples"].plain_rows() if row["what"] == "key-in-two-partitions"]
+    assert [(row["key"], row["about"]) for row in split] == [("k0", "partitions 0, 1, 2")]
 
 
 def test_the_limit_is_shared_fairly() -> None:
@@ -413,7 +452,7 @@ def test_the_command_over_an_embedded_cluster(
         assert main(["preview", app, *arguments]) == 0
         out, err = capsys.readouterr()
         assert "SETTINGS\n[envelope]\n" in out
-        assert "order broken: 1 gaps" in err
+        assert "order broken: 1 gap (" in err
         assert main(["preview", app, *arguments, "--from", "yesterday"]) == 2
         assert "--from" in capsys.readouterr().err
     assert [each for each in sorted(tmp_path.iterdir()) if each.name != "__pycache__"] == before

@@ -156,15 +156,16 @@ class Placement:
         self.split: dict[str, set[int]] = {}
 
     def note(self, name: str, partition: int) -> bool:
-        """Note it; whether it is here for the first time in a second partition."""
+        """Note it; whether this shows that it is in more than one partition, once for each name."""
         at = self._partition_of.setdefault(name, partition)
         if at == partition:
             return False
-        known = self.split.setdefault(name, {at})
-        if partition in known:
-            return False
+        known = self.split.get(name)
+        if known is None:
+            self.split[name] = {at, partition}
+            return True
         known.add(partition)
-        return True
+        return False
 
     def __contains__(self, name: str) -> bool:
         return name in self._partition_of

@@ -68,8 +68,8 @@ class Report:
 
     @property
     def other_firsts(self) -> int:
-        """Keys that do not begin with the number that is configured."""
-        return sum(seen.other_firsts for seen in self.seen.values())
+        """Keys that do not begin, everywhere, with the number that is configured."""
+        return sum(len(seen.other_firsts) for seen in self.seen.values())
 
     @property
     def order(self) -> str:

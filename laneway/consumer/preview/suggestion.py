@@ -1,7 +1,8 @@
 """Settings that fit what was seen, as lines of laneway.toml, each with its reason.
 
 A suggestion is an opinion with a threshold: holes in one key of ten mean that numbers are not
-contiguous; in fewer they are what they look like, records that are missing. Whoever pastes it should read it.
+contiguous; in fewer they are what they look like, records that are missing. Whoever pastes it should read it:
+what promises less than the default says what is lost by it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,17 @@ from laneway.consumer.settings.model import NO_PLACE, Settings
 MOST: Final = 0.9
 """From this share of keys on, what is true of them is taken for the rule."""
 
+_LOST: Final[dict[tuple[str, object], str]] = {
+    (
+        "order",
+        "increasing",
+    ): "lost records are passed over in silence, swapped ones become sequence-stale cases",
+    ("order", "arrival"): "numbers are not looked at: lost and swapped records are passed over in silence",
+    ("first_sequence", "any"): "a key whose first records are lost begins with a later one in silence",
+    ("tombstones", "skip"): "records without a value are passed over in silence",
+}
+"""What a value gives up of the promise."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Keys:
@@ -29,6 +41,8 @@ class _Keys:
         holey: keys of which numbers are missing.
         late: keys in which a number came behind a higher one.
         repeating: of those, the keys in which more came late than was missing.
+        first: the number that most keys begin with; None when there is no such number.
+        fitting: keys that begin with the commonest number, in each of their partitions.
     """
 
     keys: int
@@ -36,17 +50,21 @@ class _Keys:
     late: int
     repeating: int
     first: int | None
+    fitting: int
 
     @classmethod
-    def of(cls, numbers: Sequence[Numbers]) -> _Keys:
-        firsts = Counter(each.first for each in numbers)
-        first, count = firsts.most_common(1)[0] if firsts else (1, 0)
+    def of(cls, lanes: Sequence[Sequence[Numbers]]) -> _Keys:
+        """A key is counted once, though it may have a lane in each of several partitions."""
+        firsts = Counter(first for key in lanes for first in {each.first for each in key})
+        first, _ = firsts.most_common(1)[0] if firsts else (1, 0)
+        fitting = sum(all(each.first == first for each in key) for key in lanes)
         return cls(
-            keys=len(numbers),
-            holey=sum(1 for each in numbers if each.missing),
-            late=sum(1 for each in numbers if each.late),
-            repeating=sum(1 for each in numbers if each.late > each.jumped),
-            first=first if count >= MOST * len(numbers) else None,
+            keys=len(lanes),
+            holey=sum(any(each.missing for each in key) for key in lanes),
+            late=sum(any(each.late for each in key) for key in lanes),
+            repeating=sum(any(each.late > each.jumped for each in key) for key in lanes),
+            first=first if fitting >= MOST * len(lanes) else None,
+            fitting=fitting,
         )
 
 
@@ -72,13 +90,16 @@ def _envelope(settings: Settings, source: str, seen: Seen) -> Iterator[str]:
         yield _line(name, NO_PLACE if value is None else value, why)
     accepts = sorted({*places.accepts, *_versions(seen, "unknown")})
     unknown = seen.versions.of("unknown")
-    why = f"{unknown} records are of a version that is not accepted now: can the handler take them?"
+    why = (
+        f"{_counted(unknown, 'record')} of a version that is not accepted now: can the handler take them? "
+        "Accepted, they reach it; now nothing of such a version does"
+    )
     yield _line("accepts", accepts, why if unknown else "")
     tombstones = seen.fates.of("dlq", "tombstone")
     yield _line(
         "tombstones",
         "skip" if tombstones else places.tombstones,
-        f'{tombstones} records without a value; "deliver" needs ids in the key or in headers'
+        f'{_counted(tombstones, "record")} without a value; "deliver" needs ids in the key or in headers'
         if tombstones
         else "",
     )
@@ -93,7 +114,7 @@ def _why_of_place(seen: Seen, name: str) -> str:
     )
     if not count:
         return ""
-    return f"unusable in {count} of {seen.records} records" + (
+    return f"unusable in {count} of {_counted(seen.records, 'record')}" + (
         ": is it the right place?" if count >= (1 - MOST) * seen.records else ""
     )
 
@@ -105,9 +126,12 @@ def _versions(seen: Seen, kind: str) -> list[int]:
 def _lanes(settings: Settings, report: Report) -> Iterator[str]:
     lanes = settings.lanes
     numbered = [source for source in report.seen if is_numbered(settings, source)]
-    numbers = [each for source in numbered for _, _, each in report.numbers(source)]
-    keys = _Keys.of(numbers)
-    if not numbers:
+    lanes_of: dict[tuple[str, str], list[Numbers]] = {}
+    for source in numbered:
+        for _, key, each in report.numbers(source):
+            lanes_of.setdefault((source, key), []).append(each)
+    keys = _Keys.of(list(lanes_of.values()))
+    if not lanes_of:
         yield from _without_numbers(settings, report, numbered)
         return
     order, why = _order(keys)
@@ -117,11 +141,10 @@ def _lanes(settings: Settings, report: Report) -> Iterator[str]:
     if keys.first is None:
         yield _line("first_sequence", "any", f"keys begin with different numbers{cut_off}")
     else:
-        others = sum(1 for each in numbers if each.first != keys.first)
         yield _line(
             "first_sequence",
             keys.first,
-            f"{keys.keys - others} of {keys.keys} keys{cut_off if keys.first != 1 else ''}",
+            f"{keys.fitting} of {_counted(keys.keys, 'key')}{cut_off if keys.first != 1 else ''}",
         )
     yield _line("after_reject", lanes.after_reject, "")
     yield _line("on_unknown_version", lanes.on_unknown_version, "")
@@ -130,15 +153,18 @@ def _lanes(settings: Settings, report: Report) -> Iterator[str]:
 def _order(keys: _Keys) -> tuple[str, str]:
     many = (1 - MOST) * keys.keys
     if keys.repeating > many:
-        return "arrival", f"in {keys.repeating} of {keys.keys} keys numbers repeat or go back"
+        return "arrival", f"in {keys.repeating} of {_counted(keys.keys, 'key')} numbers repeat or go back"
     if keys.holey > many:
-        holes = f"numbers are left out in {keys.holey} of {keys.keys} keys"
+        holes = f"numbers are left out in {keys.holey} of {_counted(keys.keys, 'key')}"
         if keys.late > many:
             return "arrival", f"{holes}, and in {keys.late} they come late"
         return "increasing", holes
     if keys.holey:
-        return "contiguous", f"of {keys.keys} keys {keys.holey} miss numbers, and each waits for a person"
-    return "contiguous", f"no number is missing in {keys.keys} keys"
+        return (
+            "contiguous",
+            f"of {_counted(keys.keys, 'key')} {keys.holey} miss numbers, and each waits for a person",
+        )
+    return "contiguous", f"no number is missing in {_counted(keys.keys, 'key')}"
 
 
 def _without_numbers(settings: Settings, report: Report, numbered: Sequence[str]) -> Iterator[str]:
@@ -152,8 +178,7 @@ def _without_numbers(settings: Settings, report: Report, numbered: Sequence[str]
     if unusable:
         yield _line("order", "arrival", f"no record has a usable number, {unusable} have none at its place")
     else:
-        why = "numbers are not looked at" if lanes.order == "arrival" else ""
-        yield _line("order", lanes.order, why)
+        yield _line("order", lanes.order, "")
     yield _line("first_sequence", lanes.first_sequence, "")
     yield _line("after_reject", lanes.after_reject, "")
     yield _line("on_unknown_version", lanes.on_unknown_version, "")
@@ -162,4 +187,10 @@ def _without_numbers(settings: Settings, report: Report, numbered: Sequence[str]
 def _line(name: str, value: object, why: str) -> str:
     # Strings, numbers and arrays are written in TOML as in JSON.
     line = f"{name} = {json.dumps(value)}"
-    return f"{line}  # {why}" if why else line
+    lost = _LOST.get((name, value)) if isinstance(value, str) else None
+    said = "; ".join(filter(None, (why, lost and f"with {json.dumps(value)} {lost}")))
+    return f"{line}  # {said}" if said else line
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"

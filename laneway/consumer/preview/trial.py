@@ -31,6 +31,9 @@ RECORD_BYTES: Final = 1024
 Measured: 750 for 200,000 records of 40,000 keys with names of fifty characters.
 """
 
+KEY_SPLIT: Final = "key-in-two-partitions"
+EFFECT_SPLIT: Final = "effect-in-two-partitions"
+
 _BUDGET: Final = 1000
 _WRITER: Final = "preview"
 _FATES: Final = {
@@ -48,7 +51,7 @@ class Seen:
     Attributes:
         fates: what became of records, by word and reason.
         unreadable: records without a usable envelope.
-        other_firsts: keys that begin with another number than they should.
+        other_firsts: keys that begin, in one partition or more, with another number than they should.
         healed: gaps that a late record has closed.
         payloads: payloads that did not fit, by location and type.
         versions: contract versions, accepted or not.
@@ -65,10 +68,20 @@ class Seen:
         self.versions = Tally(keep)
         self.examples = Examples(keep)
         self.unreadable = 0
-        self.other_firsts = 0
+        self.other_firsts: set[str] = set()
         self.healed = 0
         self.keys = Placement()
         self.effects = Placement()
+
+    def told_examples(self) -> Iterator[Example]:
+        """The examples; what is in several partitions names all of them, as far as was read."""
+        for each in self.examples:
+            if each.what == KEY_SPLIT and each.key is not None:
+                yield dataclasses.replace(each, about=_partitions(self.keys, each.key))
+            elif each.what == EFFECT_SPLIT:
+                yield dataclasses.replace(each, about=_partitions(self.effects, each.effect_key))
+            else:
+                yield each
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -208,18 +221,18 @@ class Trial:
         seen.versions.note("unknown" if record.misfit else "accepted", str(record.version), where)
         is_new = record.effect_key not in seen.effects
         if seen.effects.note(record.effect_key, self.home.partition):
-            self._example(record, "effect-in-two-partitions", _partitions(seen.effects, record.effect_key))
+            self._example(record, EFFECT_SPLIT)
         key = record.sequence_key
         if key is None:
             return
         if seen.keys.note(key, self.home.partition):
-            self._example(record, "key-in-two-partitions", _partitions(seen.keys, key))
+            self._example(record, KEY_SPLIT)
         numbers = self.numbers.get(key)
         if numbers is None:
             numbers = self.numbers[key] = Numbers(record.sequence)
             first = self._first
             if first is not None and record.sequence != first:
-                seen.other_firsts += 1
+                seen.other_firsts.add(key)
                 self._example(record, "first-sequence", f"begins with {record.sequence}, not with {first}")
         elif self._is_numbered:
             numbers.then(record.sequence, is_new=is_new)

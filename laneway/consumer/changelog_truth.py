@@ -20,6 +20,7 @@ Nothing here calls Kafka: `transactions` does.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
@@ -47,6 +48,7 @@ SAY_EVERY_MS: Final = 10_000
 EXPIRE_EVERY_MS: Final = 1_000
 EXPIRE_AT_ONCE: Final = 1_000
 MOST_FENCED: Final = 10
+FENCED_MS: Final = 60_000
 _ENDING: Final = frozenset({ErrorClass.TOO_LARGE, ErrorClass.MISSING, ErrorClass.UNAUTHORISED})
 """What no later try mends when it befalls the changelog itself."""
 _CUT_OFF: Final = frozenset(
@@ -121,7 +123,7 @@ class ChangelogTruth:
         self._again_ms = 0
         self._wait_ms = AGAIN_MS
         self._said_ms = 0
-        self._fenced = 0
+        self._fenced_ms: deque[int] = deque(maxlen=MOST_FENCED)
         # When a partition last had nothing past its retention.
         self._unexpired_ms: dict[Partition, int] = {}
         self._misfits = Misfits()
@@ -267,7 +269,7 @@ class ChangelogTruth:
 
     # 5
     def _tell(self, cycle: Cycle) -> bool | Again:
-        self._wait_ms, self._fenced, self._holds_offsets = AGAIN_MS, 0, False
+        self._wait_ms, self._holds_offsets = AGAIN_MS, False
         for part in cycle.parts:
             if part.cut is not None:
                 self._journal.settled(part.partition, part.cut.settlements)
@@ -445,20 +447,20 @@ class ChangelogTruth:
         if error is not None:
             if by_code(error) in _ENDING:
                 raise to_laneway(error, "the transaction that settles", "run `laneway topics check`")
-            self._count_fenced(error)
+            self._count_fenced(error, cycle.now_ms)
             self._say(f"a transaction was given up ({answer.text}); its cycle goes again", cycle.now_ms)
         self._undo = Fate.RENEW if answer.fate is Fate.RENEW else Fate.ABORT
         self._rest(cycle.now_ms)
         return Again.FROM_THE_START
 
-    def _count_fenced(self, error: KafkaError) -> None:
-        """A transaction that took too long is fenced once in a while; two workers of one name, for ever."""
+    def _count_fenced(self, error: KafkaError, now_ms: int) -> None:
+        """A transaction that took too long is fenced once in a while; two workers of one name, at once."""
         if by_code(error) is not ErrorClass.FENCED:
             return
-        self._fenced += 1
-        if self._fenced >= MOST_FENCED:
+        self._fenced_ms.append(now_ms)
+        if len(self._fenced_ms) == MOST_FENCED and now_ms - self._fenced_ms[0] <= FENCED_MS:
             raise KafkaClientError(
-                f"{self._fenced} transactions in a row were fenced: another worker has the same name",
+                f"{MOST_FENCED} transactions were fenced within a minute: another worker has the same name",
                 where=f"instance_id or state_dir: {error.str()}",
                 mend="give each worker an instance_id of its own, or none; and never copy a state directory",
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import KafkaError
 
-from laneway.consumer.changelog_truth import MOST_FENCED
+from laneway.consumer.changelog_truth import FENCED_MS, MOST_FENCED
 from laneway.consumer.partition import State
 from laneway.consumer.transactions import Answer, Fate
 from laneway.errors import KafkaClientError, LedgerError, RefusedError
@@ -396,6 +396,23 @@ def test_two_workers_of_one_name_end() -> None:
     with pytest.raises(KafkaClientError, match="instance_id"):
         worker.settle()
     assert worker.kafka.calls.count("renew") == MOST_FENCED
+
+
+def test_two_workers_of_one_name_end_also_when_each_of_them_comes_through_now_and_then() -> None:
+    """A success between two fences says nothing; ten of them in a minute do. As few as time brings do not."""
+    worker = Worker(0)
+    for number in range(MOST_FENCED - 1):
+        worker.kafka.wrong["send_offsets"] += [Answer(Fate.RENEW, FENCED)]
+        worker.work(0, ("a", number + 1), first=number)
+        worker.settle()
+    worker.now_ms += FENCED_MS
+    worker.kafka.wrong["send_offsets"] += [Answer(Fate.RENEW, FENCED)]
+    worker.work(0, ("a", MOST_FENCED), first=MOST_FENCED - 1)
+    worker.settle()
+    worker.kafka.wrong["send_offsets"] += [Answer(Fate.RENEW, FENCED)] * MOST_FENCED
+    worker.work(0, ("a", MOST_FENCED + 1), first=MOST_FENCED)
+    with pytest.raises(KafkaClientError, match="instance_id"):
+        worker.settle()
 
 
 def test_a_changelog_that_was_made_anew_gets_no_commit() -> None:

@@ -284,9 +284,9 @@ def test_no_more_have_intents_than_may_start_soon_and_everything_else_is_judged(
     assert driver.hand_out(budget=2) == []
     driver.settle()
     assert [state(driver, f"{lane}1") for lane in "bcdef"] == ["running"] * 2 + [""] * 3
-    lane = driver.lane("held")
-    assert lane is not None
-    assert lane.parked == 2
+    held = driver.lane("held")
+    assert held is not None
+    assert held.parked == 2
     started = driver.hand_out(budget=0)
     assert [run.lane for run in started] == ["kb", "kc"]
     for run in started:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Final
 
 import typer
@@ -29,7 +30,7 @@ from laneway.consumer.inspection.lanes import (
     what_it_waits_for,
 )
 from laneway.consumer.settings.values import duration_ms
-from laneway.errors import UsageError
+from laneway.errors import LanewayError, UsageError
 from laneway.lanes.effect import Effect
 from laneway.lanes.lane import Lane, Pause
 from laneway.lanes.record import is_lane_of_one
@@ -39,6 +40,7 @@ app = typer.Typer(
 )
 
 _PARKED_SHOWN: Final = 20
+_BROKERS: Final = "HOST:PORT"
 
 
 class State(StrEnum):
@@ -305,6 +307,8 @@ def explain(
     ]
     if standings:
         owner = group or (None if config else str(answers.facts.get("group") or "") or None)
+        if bootstrap is None and answers.facts.get("read_from") == "stores":
+            bootstrap = _bootstrap_to_fill_in(config, sets, owner)
         words = asked(config, sets, bootstrap, owner, sources)
         now_ms = _now_ms()
         details: Sequence[Column[Standing]] = _details(now_ms)
@@ -339,6 +343,18 @@ def explain(
             else "not found: there is no store to look in"
         )
         raise typer.Exit(1)
+
+
+def _bootstrap_to_fill_in(config: Path | None, sets: list[str] | None, group: str | None) -> str | None:
+    """A place for the brokers in the lines to copy: a store is read without them, a command is not sent so.
+
+    None where a configuration says which they are.
+    """
+    try:
+        loaded = options.load_settings(config, sets, group=group, inspect=True)
+    except LanewayError:
+        return _BROKERS
+    return None if ("bootstrap",) in loaded.written else _BROKERS
 
 
 def _standing(story: KeyStory, name: str, topic: str, partition: int) -> Standing:

@@ -17,7 +17,7 @@ from typing import Annotated, Final
 import typer
 
 from laneway.cli import options, resolve_many
-from laneway.cli.columns import Column, age_text, instant_text, listed
+from laneway.cli.columns import Column, age_text, counted, instant_text, listed
 from laneway.cli.output import Format, emit, escaped, say
 from laneway.cli.review import find_case
 from laneway.cli.suggested import WHY, Asked, asked
@@ -333,7 +333,7 @@ def _resolve_one(
     yes: bool,
     dry_run: bool,
 ) -> None:
-    news, _ = find_case(settings, case_id, timeout_s)
+    news, _ = find_case(settings, case_id, words, timeout_s)
     _refuse(news, wanted.action)
     command = wanted.for_case(news)
     say(described(news, wanted))
@@ -456,7 +456,7 @@ def _compared(
         return ["one of the two is no JSON, so their members cannot be compared"]
     if not found:
         return ["the file says what the record says: nothing differs"]
-    lines = [f"{len(found)} members differ (+ new, - gone, ~ another value):"]
+    lines = [f"{counted(len(found), 'difference')} (+ new, - gone, ~ another value):"]
     for each in found[:_SHOWN]:
         values = f"  {_shown(each.old)} -> {_shown(each.new)}" if payload else ""
         lines.append(f"  {each.sign} {escaped(each.pointer) or '(the whole)'}{values}")

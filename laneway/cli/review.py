@@ -13,9 +13,9 @@ from typing import Annotated, Final
 import typer
 
 from laneway.cli import options
-from laneway.cli.columns import Column, age_text, detailed, instant_text, listed
+from laneway.cli.columns import Column, age_text, counted, detailed, instant_text, listed
 from laneway.cli.output import Cell, Format, Table, emit, say
-from laneway.cli.suggested import asked
+from laneway.cli.suggested import Asked, asked
 from laneway.consumer.inspection import offsets as inspect_offsets
 from laneway.consumer.inspection import topics as inspect_topics
 from laneway.consumer.inspection.cases import CaseBook
@@ -35,20 +35,24 @@ app = typer.Typer(
 _NEXT: Final[dict[str, str]] = {
     "sequence-gap": "Ask the publisher of key {key} for sequence {sequence}. If it is late, let it come: "
     "it is taken by itself, and this case closes as predecessor-arrived. If it was never sent, have it sent.",
-    "sequence-stale": "The record at {place} was not run. `laneway ledger lookup` tells what was done "
-    "under its effect key.",
+    "sequence-stale": "The record at {place} was not run. `{lookup}` tells what was done under its "
+    "effect key.",
     "effect-conflict": "The record at {place} was not run. Compare its payload with the one that made the "
-    "effect: `laneway ledger lookup` tells its position.",
+    "effect: `{lookup}` tells its position.",
     "outcome-unknown": "Look at the target for effect {effect} before anything else: running it blindly "
     "may do it twice.",
     "attempts-exhausted": "Mend what refused it ({cause}). Nothing of effect {effect} is recorded as done.",
     "unclassified-failure": "Find {cause}, fingerprint {fingerprint}, in the worker's standard error, and "
     "look at the target: the handler may have done a part of effect {effect}.",
     "review-requested": "Do the check that the handler asked for.",
-    "rejected": "`laneway dlq list` has the record of {place} and says why it was refused. Decide whether "
+    "rejected": "`{dead_letters}` has the record of {place} and says why it was refused. Decide whether "
     "key {key} can go on without it.",
     "unknown-contract-version": "Deploy a release that accepts this version, or correct the publisher.",
 }
+
+_WHOLE_RECORD: Final = (
+    " The file of replay-with is the whole record as a publisher would send it, envelope included."
+)
 
 
 def _place(news: ReviewNews) -> str:
@@ -95,7 +99,7 @@ def _columns(now_ms: int, *, resolved: bool) -> tuple[Column[ReviewNews], ...]:
     )
 
 
-def _details(now_ms: int) -> tuple[Column[ReviewNews], ...]:
+def _details(now_ms: int, asked_for: Asked) -> tuple[Column[ReviewNews], ...]:
     """Every field of one case, and what comes next."""
     words: dict[str, Callable[[ReviewNews], str | None]] = {
         "opened_ms": lambda news: _instant_and_age(news.opened_ms, now_ms),
@@ -105,7 +109,7 @@ def _details(now_ms: int) -> tuple[Column[ReviewNews], ...]:
         Column(column.name, column.of, column.name.removesuffix("_ms"), words.get(column.name))
         for column in _columns(now_ms, resolved=True)
     )
-    return (*listed_ones, Column("next", next_step))
+    return (*listed_ones, Column("next", lambda news: next_step(news, asked_for)))
 
 
 @app.command(
@@ -173,17 +177,19 @@ def show(
     loaded = options.load_settings(
         config, sets, bootstrap=bootstrap, group=group, sources=sources, inspect=True
     )
-    news, answers = find_case(loaded.settings, case_id, timeout)
+    words = asked(config, sets, bootstrap, group, sources)
+    news, answers = find_case(loaded.settings, case_id, words, timeout)
     waiting = _queued(loaded.settings, news, timeout) if news.resolution is None else []
-    table = detailed("review.show", _details(_now_ms()), [news], output)
+    table = detailed("review.show", _details(_now_ms(), words), [news], output)
     lists = {"commands": [*map(_answered, answers), *map(_waiting, waiting)]}
     if news.resolution is None:
-        words = asked(config, sets, bootstrap, group, sources)
         lists["next_commands"] = words.resolving(news.case_id, news.actions, news.sequence + 1)
     emit(replace(table, lists={name: lines for name, lines in lists.items() if lines}), output)
 
 
-def find_case(settings: Settings, case_id: str, timeout_s: float) -> tuple[ReviewNews, list[CommandAnswer]]:
+def find_case(
+    settings: Settings, case_id: str, words: Asked, timeout_s: float
+) -> tuple[ReviewNews, list[CommandAnswer]]:
     """One case, open or resolved, and the answers to commands about it.
 
     Raises:
@@ -201,7 +207,7 @@ def find_case(settings: Settings, case_id: str, timeout_s: float) -> tuple[Revie
         raise RefusedError(
             f"there is no case {case_id!r}",
             where=f"group {settings.group}",
-            mend=f"`laneway review list -g {settings.group} --all` shows those there are",
+            mend=f"`{words.line('review', 'list', '--all')}` shows those there are",
         )
     return found[0], sorted(book.answers.values(), key=lambda answer: answer.answered_ms)
 
@@ -239,7 +245,7 @@ def _waiting(command: Command) -> str:
     )
 
 
-def next_step(news: ReviewNews) -> str:
+def next_step(news: ReviewNews, words: Asked) -> str:
     """What a person does now, in plain words."""
     if news.resolution is not None:
         by = f" by {news.actor}: {news.said}" if news.actor else ""
@@ -251,13 +257,16 @@ def next_step(news: ReviewNews) -> str:
         place=_place(news),
         cause=f"{news.cause or 'the cause'}: {news.note}" if news.note else news.cause or "the cause",
         fingerprint=news.fingerprint or "none",
+        lookup=words.line("ledger", "lookup", news.effect_key),
+        dead_letters=words.line("dlq", "list"),
     )
     waits = (
         "Until the case closes, later records of this key are parked; other keys go on."
         if news.holds
         else "Nothing waits for it."
     )
-    return f"{advice} {waits}"
+    corrected = _WHOLE_RECORD if "replay-with" in news.actions else ""
+    return f"{advice} {waits}{corrected}"
 
 
 def read_cases(settings: Settings, book: CaseBook, timeout_s: float) -> CaseBook:
@@ -268,7 +277,7 @@ def read_cases(settings: Settings, book: CaseBook, timeout_s: float) -> CaseBook
         book.take_all(inspect_topics.read(settings, spans, timeout_s=timeout_s))
     if book.unreadable:
         say(
-            f"{book.unreadable} records of the review topics are passed over: "
+            f"{counted(book.unreadable, 'record')} of the review topics passed over: "
             "not written by this group, or by another release"
         )
     return book

@@ -174,10 +174,13 @@ def test_a_gap_is_explained(owned: list[Ledger], capsys: pytest.CaptureFixture[s
     assert [(each["sequence"], each["offset"]) for each in document["parked_records"]] == [(5, 50), (6, 60)]
     assert [each["effect_key"] for each in document["recent"]] == ["gap/2"]
     assert document["next_commands"] == [
-        "laneway review resolve gap-1 --action skip --reason WHY -g reminders",
-        "laneway review resolve gap-1 --action set-next 5 --reason WHY -g reminders",
+        "laneway review resolve gap-1 --action skip --reason WHY -b HOST:PORT -g reminders",
+        "laneway review resolve gap-1 --action set-next 5 --reason WHY -b HOST:PORT -g reminders",
     ]
     assert "2 records, sequences 5 to 6, offsets 50 to 60" in text
+    Path("laneway.toml").write_text('bootstrap = "broker:9092"\n')
+    document, _ = told(capsys, "explain", "gap")
+    assert document["next_commands"][0].endswith("--reason WHY -g reminders")
     assert re.search(r"\b2h\d\dm ago", text)
 
 

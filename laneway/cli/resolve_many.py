@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from laneway.cli import options
-from laneway.cli.columns import Column, listed
+from laneway.cli.columns import Column, counted, listed
 from laneway.cli.output import Cell, Format, Table, emit, say
 from laneway.cli.review import read_cases
 from laneway.cli.suggested import Asked
@@ -99,7 +99,8 @@ def resolve_many(
     if opened and not permitted:
         others = sorted({name for news in opened for name in news.actions})
         raise RefusedError(
-            f"none of the {len(opened)} cases permits {action}; permitted: {', '.join(others) or 'nothing'}"
+            f"none of {counted(len(opened), 'case')} permits {action}; "
+            f"permitted: {', '.join(others) or 'nothing'}"
         )
     with Cluster(settings) as cluster:
         sources = inspect_offsets.sources_of(settings, cluster)
@@ -122,7 +123,7 @@ def resolve_many(
             _tell(Tally(), facts, form)
             _refuse_rest(Tally(), len(taken) if not dry_run else 0, words)
             return
-        options.confirm(f"{action} {len(chosen)} cases?", yes=yes)
+        options.confirm(f"{action} {counted(len(chosen), 'case')}?", yes=yes)
         with Commands(settings, cluster, {news.topic for news in chosen}) as commands:
             tally = send_all(
                 commands,
@@ -171,8 +172,8 @@ def _refuse_rest(tally: Tally, queued_before: int, words: Asked) -> None:
     left = tally.unanswered + queued_before
     if left:
         raise IncompleteError(
-            f"{left} commands are queued and not answered yet; each is applied once, by the worker that owns "
-            "its partition, which first lets a delivery in flight of that key end (a slow handler)",
+            f"{counted(left, 'command')} queued and not answered yet; each is applied once, by the worker "
+            "that owns its partition, which first lets a delivery in flight of that key end (a slow handler)",
             mend=f"{words.line('review', 'list')}   (shows what is still open); run the same command again "
             "to go on",
         )

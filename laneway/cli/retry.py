@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from laneway.cli import options
-from laneway.cli.columns import Column, age_text, listed
+from laneway.cli.columns import Column, age_text, counted, listed
 from laneway.cli.output import Cell, Format, Table, say
 from laneway.consumer.inspection import offsets as inspect_offsets
 from laneway.consumer.inspection import retries as inspect_retries
@@ -73,7 +73,7 @@ def list_(
             found = inspect_retries.waiting(settings, cluster, topics, timeout_s=timeout)
         retries = [retry for retry in found.retries if key is None or key in _keys(retry)]
         if found.strangers:
-            say(f"{found.strangers} records of the retry topics are no retries of this group")
+            say(f"{counted(found.strangers, 'record')} of the retry topics passed over: none of this group")
         if len(retries) > limit:
             say(f"{limit} of {len(retries)} retries; --limit {len(retries)} shows the others")
         facts: dict[str, Cell] = {"group": settings.group, "waiting": len(retries)}

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import typer
 
 from laneway.cli import options
+from laneway.cli.columns import counted
 from laneway.cli.output import Format, Table, emit, render, say
 from laneway.consumer import rights, topics
 from laneway.consumer.kafka.cluster import Cluster
@@ -130,9 +131,9 @@ def check(
     elif not findings:
         say(f"every topic of group {settings.group} is as it has to be")
     elif not refusals:
-        say(f"{len(findings)} warnings: a worker of group {settings.group} would start, and log them")
+        say(f"{counted(len(findings), 'warning')}: workers of {settings.group} would start, and log this")
     else:
-        say(f"{refusals} findings: a worker of group {settings.group} would refuse to start")
+        say(f"{counted(refusals, 'finding')}: a worker of group {settings.group} would refuse to start")
         raise typer.Exit(4)
 
 

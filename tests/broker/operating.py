@@ -121,9 +121,9 @@ class Desk:
         return typed(*arguments, "-c", str(config))
 
     def paste(self, line: str) -> Said:
-        """Run a line that a command suggested, as it stands but for its question."""
+        """Run a line that a command suggested, with a reason in the place of WHY, and without its question."""
         _, *words = shlex.split(line)
-        return typed(*words, "-y")
+        return typed(*("as suggested" if word == "WHY" else word for word in words), "-y")
 
     def resolve(self, case_id: str, action: str, *more: str, reason: str = "looked into it") -> Said:
         """Resolve a case without being asked."""

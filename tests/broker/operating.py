@@ -121,7 +121,7 @@ class Desk:
         return typed(*arguments, "-c", str(config))
 
     def paste(self, line: str) -> Said:
-        """Run a line that a command suggested, with a reason in the place of WHY, and without its question."""
+        """Run a line that a command suggested, with a reason in the place of WHY and no question."""
         _, *words = shlex.split(line)
         return typed(*("as suggested" if word == "WHY" else word for word in words), "-y")
 

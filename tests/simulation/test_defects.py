@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import subprocess
 import sys
@@ -43,7 +42,6 @@ def test_a_deposed_owner_breaks_nothing_while_its_epoch_is_checked() -> None:
 
     What `no-epoch` breaks is thereby shown to hang on the epoch.
     """
-    logging.disable(logging.CRITICAL)
     fence = Defect("fence-is-gone", "", "", fence_is_gone, within=300, breaks=frozenset())
     with planted(fence):
         broken = {seed: str(found) for seed in range(fence.within) if (found := failure_of(seed)) is not None}
@@ -58,7 +56,6 @@ def test_every_defect_stands_in_the_docs() -> None:
 
 def test_a_failing_seed_is_explained() -> None:
     """Of a failing seed people get the seed, a shorter history, the words, and the log of the lane."""
-    logging.disable(logging.CRITICAL)
     defect = next(defect for defect in DEFECTS if defect.name == "follower-is-gap")
     with planted(defect):
         seed = next(seed for seed in range(defect.within) if failure_of(seed) is not None)

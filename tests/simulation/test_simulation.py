@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
 
 from tests.simulation.plan import make_plan
 from tests.simulation.world import happen
@@ -17,12 +14,6 @@ from tests.simulation.world import happen
 ROOT = Path(__file__).parents[2]
 SEEDS = int(os.environ.get("LANEWAY_SIMULATION_SEEDS", "10000"))
 LOOKED_AT = 600
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> None:
-    """What workers say to people is of no interest here."""
-    logging.disable(logging.CRITICAL)
 
 
 def test_no_history_breaks_a_promise() -> None:

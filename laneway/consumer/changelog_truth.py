@@ -32,7 +32,7 @@ from laneway.consumer.kafka.errors import ErrorClass, by_code, to_laneway
 from laneway.consumer.notices import Notices
 from laneway.consumer.partition import Partition, State
 from laneway.consumer.settler import Again, Cycle, PartCycle, Step
-from laneway.consumer.transactions import Answer, Fate, Offsets
+from laneway.consumer.transactions import Answer, Fate, MembershipPort, Offsets
 from laneway.errors import KafkaClientError, LanewayError, RefusedError
 from laneway.lanes.record import Channel
 from laneway.lanes.view import PutEffect
@@ -83,14 +83,6 @@ class TransactionPort(Records, Protocol):
     def read_back(self, topic: str, partition: int, offset: int) -> None: ...
 
     def answer(self) -> Answer | None: ...
-
-
-class MembershipPort(Protocol):
-    """Who this worker is in its group."""
-
-    def metadata(self) -> object | None:
-        """As it stands now; None while it is no member."""
-        ...
 
 
 class ChangelogTruth:
@@ -454,7 +446,7 @@ class ChangelogTruth:
         return Again.FROM_THE_START
 
     def _count_fenced(self, error: KafkaError, now_ms: int) -> None:
-        """A transaction that took too long is fenced once in a while; two workers of one name, at once."""
+        """A transaction that took too long is fenced once in a while; workers of one name, all the time."""
         if by_code(error) is not ErrorClass.FENCED:
             return
         self._fenced_ms.append(now_ms)
@@ -477,7 +469,9 @@ class ChangelogTruth:
             if answer is None:
                 return False
             if answer.fate is Fate.DONE:
-                self._undo, self._holds_offsets = None, False
+                # An abort too may have been sent twice, and the second would end the next transaction.
+                self._undo = Fate.RENEW if aborts and self._transactions.is_suspect else None
+                self._holds_offsets = False
             else:
                 self._undo = Fate.RENEW
                 if not aborts:

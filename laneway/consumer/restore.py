@@ -57,6 +57,7 @@ BULK: Final = 100_000
 """From so many offsets on the write-ahead log is spared, for a flush at the end."""
 TELL_EVERY_S: Final = 2.0
 WAITING_EVERY_S: Final = 5.0
+NEVER_CURRENT_MS: Final = 0
 NO_PROGRESS_S: Final = 300.0
 ASK_TIMEOUT_S: Final = 10.0
 ASK_AGAIN_S: Final = 0.1
@@ -312,8 +313,9 @@ class ChangelogOpener:
     ) -> Opening:
         """Apply what was committed from `mark` on, or from the start, up to the end."""
         at = changelog.start if mark is None else mark.next_offset
-        # A tombstone that this restore needs was written after this moment, or met what it deletes.
-        current_ms = changelog.looked_ms if mark is None else mark.current_ms
+        # From the start, what was read is true only once all is read: a tombstone further on may be old, and
+        # gone when somebody reads on. So a restore that is cut off here begins anew.
+        current_ms = NEVER_CURRENT_MS if mark is None else mark.current_ms
         now_s = time.monotonic()
         progress = RestoreProgress(at, changelog.end, at, now_s, now_s)
         partition.restore = progress
@@ -451,6 +453,8 @@ def _misfit(mark: ChangelogMark | None, changelog: Changelog) -> str:
         return f"it holds offsets below {mark.next_offset}, and the changelog ends at {changelog.end}"
     if mark.next_offset < changelog.start:
         return f"it holds offsets below {mark.next_offset}, and the changelog begins at {changelog.start}"
+    if mark.current_ms == NEVER_CURRENT_MS:
+        return "its last restore was not finished"
     age_ms = changelog.looked_ms - mark.current_ms
     if mark.next_offset < changelog.end and age_ms > changelog.tombstones_ms // 2:
         return (

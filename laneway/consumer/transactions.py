@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import suppress
 from enum import Enum
-from typing import Final, NamedTuple, ParamSpec
+from typing import Final, NamedTuple, ParamSpec, Protocol
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
@@ -369,6 +369,14 @@ class Transactions:
             mend="kafka-acls --add --allow-principal User:... --operation Write --operation Describe "
             f"--transactional-id {self._prefix} --resource-pattern-type prefixed",
         )
+
+
+class MembershipPort(Protocol):
+    """Who this worker is in its group."""
+
+    def metadata(self) -> object | None:
+        """As it stands now; None while it is no member."""
+        ...
 
 
 class Membership:

@@ -388,6 +388,21 @@ def test_a_producer_with_broken_connections_is_replaced() -> None:
     assert worker.kafka.calls[second - 1] == "renew"
 
 
+def test_a_connection_that_broke_over_an_abort_costs_the_producer_too() -> None:
+    """The abort may have been sent twice, and the second would end the next transaction. Case 36."""
+    worker = Worker(0)
+    worker.kafka.wrong["send_offsets"].append(Answer(Fate.ABORT, STALE))
+
+    def breaks(name: str) -> None:
+        worker.kafka.is_suspect = worker.kafka.is_suspect or name == "abort"
+
+    worker.kafka.meanwhile = breaks
+    worker.work(0, ("a", 1))
+    worker.settle()
+    calls = worker.kafka.calls
+    assert calls[calls.index("abort") + 1] == "renew"
+
+
 def test_two_workers_of_one_name_end() -> None:
     """They would fence each other for ever; one that was fenced once goes on."""
     worker = Worker(0)

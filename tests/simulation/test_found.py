@@ -7,6 +7,7 @@ from concurrent.futures import Executor, Future
 from typing import Any, cast
 
 import msgspec
+import pytest
 from confluent_kafka import Consumer, KafkaError
 
 import laneway
@@ -27,6 +28,8 @@ from laneway.store.memory import MemoryLedger
 from tests.lanes.driver import Driver, value_of
 from tests.simulation.broker import Stored
 from tests.simulation.cluster import FakeMessage
+from tests.simulation.plan import make_plan
+from tests.simulation.world import happen
 
 
 class Queue:
@@ -244,3 +247,10 @@ def _board(partition: Partition, ledger: MemoryLedger) -> Board:
         writer="w",
         starts=partition.starts,
     )
+
+
+@pytest.mark.parametrize("seed", [4441, 9098])
+def test_histories_that_once_broke_a_promise_keep_it(seed: int) -> None:
+    """An abort that was sent twice, and a restore that was cut off: docs/simulation.md tells them."""
+    _, broken = happen(make_plan(seed))
+    assert broken is None, str(broken)

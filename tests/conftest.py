@@ -11,6 +11,21 @@ import pytest
 
 _skipped: list[str] = []
 
+# Files that take a minute and more come first: beside each other, with the short ones to fill the ends.
+_LONG = (
+    "test_simulation.py",
+    "test_cases_page.py",
+    "test_crash_points.py",
+    "test_changelog_faults.py",
+    "test_demo.py",
+    "test_commands.py",
+    "test_rebalance.py",
+    "test_moving_house.py",
+    "test_outages.py",
+    "test_defects.py",
+    "test_permits.py",
+)
+
 
 def _in_ci() -> bool:
     return os.environ.get("CI") == "true"
@@ -21,6 +36,12 @@ def _remember(report: pytest.TestReport | pytest.CollectReport) -> None:
         return  # an expected failure reports itself as skipped, and is none
     reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
     _skipped.append(f"{report.nodeid}: {reason}")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts the long files first; the order inside a file stays."""
+    ranks = {name: rank for rank, name in enumerate(_LONG)}
+    items.sort(key=lambda item: ranks.get(item.path.name, len(_LONG)))
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -17,7 +17,6 @@ from laneway.consumer.partition import Partition
 from laneway.consumer.restore import ChangelogOpener
 from laneway.consumer.settler import Again, Cycle
 from laneway.consumer.transactions import Answer, Fate, Membership, Transactions
-from laneway.lanes.admission import PASSED, Standing
 from laneway.lanes.books import Books
 from laneway.lanes.frontier import Frontier
 from laneway.lanes.intents import Intents
@@ -229,16 +228,6 @@ def _of_changelog(
 
 
 CHANGELOG_DEFECTS: tuple[Defect, ...] = (
-    Defect(
-        "passed-intent-is-stale",
-        "4.1.4 †",
-        "behind `last`, an intent of this position is a stale number",
-        lambda: [(PASSED, Standing.OWN_INTENT, PASSED[Standing.OWN_OPEN])],
-        2000,
-        frozenset({1, 3, 4, 8, 9}),
-        start=4341,
-        changelog=True,
-    ),
     _of_changelog(
         "committed-offsets-tell",
         "4.2 †",

@@ -41,7 +41,9 @@ def handle(delivery):
 """
 ENDLESS = """
 import time
-def handle(delivery): time.sleep(3600)
+def handle(delivery):
+    open("began", "w").close()
+    time.sleep(3600)
 """
 
 
@@ -248,7 +250,8 @@ def test_its_worker_ends_with_it(tmp_path: Path) -> None:
         command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
-        pids = eventually(lambda: children_of(process), DEADLINE_S, "its worker")
+        eventually((tmp_path / "began").exists, DEADLINE_S, "the handler to begin")
+        pids = children_of(process)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=DEADLINE_S)
     finally:

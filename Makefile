@@ -47,7 +47,7 @@ format: $(STAMP)
 
 # Most of the time goes by waiting for brokers and workers: two files at once, each side with its own broker.
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 SOAKED := $(addprefix tests/broker/test_,moving_house.py changelog_faults.py crash_points.py)
 

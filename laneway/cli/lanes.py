@@ -33,7 +33,7 @@ from laneway.consumer.settings.values import duration_ms
 from laneway.errors import LanewayError, UsageError
 from laneway.lanes.effect import Effect
 from laneway.lanes.lane import Lane, Pause
-from laneway.lanes.record import is_lane_of_one
+from laneway.lanes.record import effect_key_of, sequence_key_of
 
 app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Look at keys: which wait, since when, for what."
@@ -62,13 +62,13 @@ class _Row:
 
 
 def _key(row: _Row) -> str | None:
-    return None if is_lane_of_one(row.name) else row.name[1:]
+    return sequence_key_of(row.name)
 
 
 def _columns(now_ms: int) -> tuple[Column[_Row], ...]:
     return (
         Column("key", _key),
-        Column("effect_key", lambda row: row.name[1:] if is_lane_of_one(row.name) else None, ""),
+        Column("effect_key", lambda row: effect_key_of(row.name), ""),
         Column("state", lambda row: states_of(row.lane)),
         Column("waits_for", lambda row: what_it_waits_for(row.lane) or None),
         Column("reason", lambda row: row.lane.hold.reason if row.lane.hold else None),
@@ -286,10 +286,7 @@ def explain(
 
     Its partition need not be known: all ledgers are asked. Exit 1 when none knows the key.
     """
-    try:
-        key.encode()
-    except UnicodeEncodeError:
-        raise UsageError("the key is not UTF-8", mend="give it as the envelope has it") from None
+    options.require_utf8(key, "the key")
     looked = ledger_places.where(
         config,
         sets,

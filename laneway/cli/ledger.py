@@ -13,9 +13,8 @@ from laneway.cli import ledger_places, options
 from laneway.cli.columns import Column, age_text, detailed, instant_text, listed
 from laneway.cli.ledger_places import Sizes
 from laneway.cli.output import Format, emit, say
-from laneway.errors import UsageError
 from laneway.lanes.effect import Effect
-from laneway.lanes.record import Channel, is_lane_of_one
+from laneway.lanes.record import Channel, is_lane_of_one, sequence_key_of
 from laneway.lanes.view import ChannelMark
 
 app = typer.Typer(
@@ -98,7 +97,7 @@ def _effect_columns(now_ms: int) -> tuple[Column[_Found], ...]:
         Column("topic", lambda found: found.topic),
         Column("partition", lambda found: found.partition),
         Column("offset", lambda found: found.effect.offset),
-        Column("lane", lambda found: None if is_lane_of_one(found.effect.lane) else found.effect.lane[1:]),
+        Column("lane", lambda found: sequence_key_of(found.effect.lane)),
         Column(
             "sequence",
             lambda found: None if is_lane_of_one(found.effect.lane) else found.effect.sequence,
@@ -156,10 +155,7 @@ def lookup(
     of this one. With -b and -g alone: its stores where it has a state directory, else the topic. Exit 1 when
     no ledger knows it: not delivered yet, in hand, past retention, or with "local" on another machine.
     """
-    try:
-        effect_key.encode()
-    except UnicodeEncodeError:
-        raise UsageError("the effect key is not UTF-8", mend="give it as the envelope has it") from None
+    options.require_utf8(effect_key, "the effect key")
     looked = ledger_places.where(
         config,
         sets,

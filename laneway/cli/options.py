@@ -84,6 +84,18 @@ def require_sources(loaded: Loaded) -> None:
         raise UsageError("no source topic is named", mend="give --source TOPIC, or -c FILE with sources")
 
 
+def require_utf8(text: str, what: str) -> None:
+    """Refuse a key that no ledger could hold: a shell may hand over any bytes.
+
+    Raises:
+        UsageError: it is not UTF-8.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"{what} is not UTF-8", mend="give it as the envelope has it") from None
+
+
 def show(look: Callable[[], Table], form: Format, watch_s: float | None) -> None:
     """Print what `look` sees; with an interval again and again, until the reader has had enough.
 

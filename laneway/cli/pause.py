@@ -29,7 +29,7 @@ from laneway.consumer.settings.model import Settings
 from laneway.errors import IncompleteError, LanewayError, RefusedError, UsageError
 from laneway.lanes.command import COMMAND_FORMAT, Command
 from laneway.lanes.lane import Lane
-from laneway.lanes.record import is_lane_of_one, keyed_lane, lane_of_one
+from laneway.lanes.record import effect_key_of, keyed_lane, lane_of_one, sequence_key_of
 
 LaneKey = Annotated[str | None, typer.Option("--lane", metavar="KEY", help="Only this sequence key.")]
 EffectLane = Annotated[
@@ -42,8 +42,7 @@ Number = Annotated[
 
 
 def _key(done: Done) -> str | None:
-    lane = done.command.lane
-    return None if not lane or is_lane_of_one(lane) else lane[1:]
+    return sequence_key_of(done.command.lane)
 
 
 _COLUMNS: Final[tuple[Column[Done], ...]] = (
@@ -52,9 +51,7 @@ _COLUMNS: Final[tuple[Column[Done], ...]] = (
     Column("key", _key),
     Column(
         "effect_key",
-        lambda done: (
-            done.command.lane[1:] if done.command.lane and is_lane_of_one(done.command.lane) else None
-        ),
+        lambda done: effect_key_of(done.command.lane),
         "",
     ),
     Column("action", lambda done: done.command.action),

@@ -10,7 +10,7 @@ from laneway.lanes.case import Case
 from laneway.lanes.envelope import Envelope
 from laneway.lanes.forward import Home
 from laneway.lanes.lane import Parked, ParkedKey
-from laneway.lanes.record import Channel, Record, is_lane_of_one
+from laneway.lanes.record import Channel, Record, is_lane_of_one, sequence_key_of
 
 
 class LostFollowersError(LanewayError):
@@ -48,7 +48,7 @@ def revive(key: ParkedKey, parked: Parked, envelope: Envelope, home: Home) -> Re
     record.misfit = record.misfit or record.fault
     record.fault = record.skip = ""
     record.message_id, record.effect_key = parked.message_id, parked.effect_key
-    record.sequence_key = None if is_lane_of_one(lane) else lane[1:]
+    record.sequence_key = sequence_key_of(lane)
     record.sequence, record.lane, record.version = sequence, lane, parked.version
     record.parked = True
     return record
@@ -94,6 +94,6 @@ def revive_case(record: Record, case: Case, corrected: bytes | None, envelope: E
                 return f"the corrected value has another {name} than the record of the case"
     record.misfit = record.misfit or fault
     record.message_id, record.sequence = case.message_id, case.sequence
-    record.sequence_key = None if is_lane_of_one(case.lane) else case.lane[1:]
+    record.sequence_key = sequence_key_of(case.lane)
     record.payload_hash = payload_hash(record.payload, record.value)
     return ""

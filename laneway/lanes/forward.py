@@ -15,7 +15,7 @@ import msgspec
 from laneway.lanes.case import Case
 from laneway.lanes.envelope import MAX_TEXT_BYTES
 from laneway.lanes.lane import Raw
-from laneway.lanes.record import Channel, Headers, Record, keyed_lane, lane_of_one
+from laneway.lanes.record import Channel, Headers, Record, keyed_lane, lane_of_one, sequence_key_of
 from laneway.lanes.verdict import Emitted
 
 FORMAT = "1"
@@ -202,7 +202,7 @@ class Forwarder:
                 topic=home.topic,
                 partition=home.partition,
                 offset=case.offset,
-                sequence_key=case.lane[1:] if case.lane.startswith("k") else None,
+                sequence_key=sequence_key_of(case.lane),
                 sequence=case.sequence,
                 effect_key=case.effect_key,
                 message_id=case.message_id,

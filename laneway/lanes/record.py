@@ -139,3 +139,13 @@ def lane_of_one(effect_key: str) -> str:
 def is_lane_of_one(lane: str) -> bool:
     """True for the lane of a record without a sequence key."""
     return lane.startswith("e")
+
+
+def sequence_key_of(lane: str) -> str | None:
+    """The sequence key whose lane this is; None for a lane of one, and for none at all."""
+    return lane[1:] if lane.startswith("k") else None
+
+
+def effect_key_of(lane: str) -> str | None:
+    """The effect key of a lane of one; None for any other."""
+    return lane[1:] if is_lane_of_one(lane) else None

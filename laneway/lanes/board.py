@@ -83,6 +83,9 @@ class Board:
             home, rules, envelope, books, self._settling, self._breaker, self._handed_before
         )
         self._intents = Intents(books) if rules.intents else None
+        # Where another machine may be the next owner: what handlers get before anything tells of this one
+        # would come to them unmarked.
+        self._is_unheard_of = opening.meta is None and rules.hand_over_slack > 0
         self._retries: DueHeap[Record] = DueHeap(rules.max_retries_waiting)
         self._now_ms = 0
         for work in self._lanes.of(opening.lanes_with_parked):
@@ -186,6 +189,8 @@ class Board:
             budget: records to hand out at most, roughly; lanes beyond it stay ready.
         """
         runs: list[Run] = []
+        if self._is_unheard_of:
+            return runs
         if self._intents is not None:
             # What needs no handler is judged all the same, however few may start.
             self._judging.room = budget
@@ -297,6 +302,7 @@ class Board:
     def committed(self, cut: Cut) -> None:
         """A cut is durable: what waited for it may go on, what the ledger now knows is forgotten."""
         self._books.committed(cut)
+        self._is_unheard_of = False
         if self._intents is not None:
             self._intents.committed(cut.number)
 

@@ -119,6 +119,19 @@ def test_what_another_machine_may_have_handed_over_is_marked_in_every_channel() 
     ]
 
 
+def test_where_another_machine_may_follow_nothing_runs_before_the_first_commit() -> None:
+    """Else an owner that dies before it leaves no trace, and what its handlers had comes unmarked (S21)."""
+    driver = Driver(Rules(hand_over_slack=10))
+    driver.produce_many("a", 1)
+    driver.poll()
+    assert driver.hand_out() == []
+    driver.settle()
+    assert len(driver.hand_out()) == 1
+    driver.crash(lose_unsynced=True)
+    driver.rest()
+    assert [(act.sequence, act.redelivered) for act in driver.acts] == [(1, True)]
+
+
 def test_a_follower_that_was_never_seen_before_its_release_is_marked_when_it_comes_back() -> None:
     """Parked unseen, released, handed out, killed: now it is redelivered, before that it was not (S21)."""
     driver = Driver()

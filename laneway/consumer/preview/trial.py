@@ -118,7 +118,7 @@ class Trial:
         clock: Callable[[], int],
     ) -> None:
         self.home = home
-        self._rules = dataclasses.replace(rules, intents=False)
+        self._rules = dataclasses.replace(rules, intents=False, hand_over_slack=0)
         self._envelope = envelope
         self._processor = processor
         self._seen = seen

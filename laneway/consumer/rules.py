@@ -36,6 +36,7 @@ def rules_of(settings: Settings) -> Rules:
         # What stands behind a delivery in its run has an intent too, and would be asked about after a crash.
         max_run=1 if reviews else MAX_RUN,
         intents=reviews,
+        max_replays=lanes.max_replays,
         hand_over_slack=HAND_OVER_CUTS * lanes.max_in_flight if moves else 0,
     )
 

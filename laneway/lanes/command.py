@@ -38,9 +38,32 @@ ACTIONS: Final[Mapping[str, ActionRule]] = {
     "skip": ActionRule(),
     "discard": ActionRule(),
     "set-next": ActionRule(fields=("sequence",)),
+    "replay-letter": ActionRule(needs_case=False, runs=True, fields=("letter",)),
     "pause": ActionRule(needs_case=False),
     "resume": ActionRule(needs_case=False),
 }
+
+
+class Letter(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, forbid_unknown_fields=True):
+    """A dead letter that is to run again. The ledger has its identity and not its bytes, so those travel.
+
+    Attributes:
+        forward_id: names the letter.
+        effect_key, offset, attempt: of the delivery that it came from, in the source partition; an effect
+            that has moved since refuses the command.
+        key, value, headers, timestamp_ms: the record as it was published; no value beside a corrected one.
+        out_of_order: it may run although later records of its key have run.
+    """
+
+    forward_id: str
+    effect_key: str
+    offset: int
+    attempt: int
+    key: bytes | None = None
+    value: bytes | None = None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+    timestamp_ms: int = 0
+    out_of_order: bool = False
 
 
 class Command(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, forbid_unknown_fields=True):
@@ -56,7 +79,9 @@ class Command(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, f
         case_id, version: the case as its sender saw it; another version refuses the command.
         sequence: of set-next: the number that the lane waits for from then on.
         result_key: of mark-done: where the result lies, when somebody knows.
-        value: of replay-with: the corrected value, whole, as a publisher would send it.
+        value: of replay-with, and of a corrected replay-letter: the corrected value, whole, as a publisher
+            would send it.
+        letter: of replay-letter: the dead letter.
     """
 
     format: int
@@ -73,6 +98,7 @@ class Command(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, f
     sequence: int | None = None
     result_key: str | None = None
     value: bytes | None = None
+    letter: Letter | None = None
 
     @property
     def rule(self) -> ActionRule:

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from laneway.lanes.command import ACTIONS, COMMAND_FORMAT, Command
+from laneway.lanes.command import ACTIONS, COMMAND_FORMAT, Command, Letter
 from laneway.lanes.envelope import MAX_TEXT_BYTES
 from laneway.lanes.failures import bounded
 from laneway.lanes.forward import Home
@@ -59,7 +59,21 @@ def _fault(command: Command, home: Home) -> str:
         return "broken-command"
     if command.sequence is not None and not 0 <= command.sequence <= MAX_INTEGER:
         return "broken-command"
+    letter = command.letter
+    if letter is not None and (command.action != "replay-letter" or not command.lane or _is_broken(letter)):
+        return "broken-command"
     return ""
+
+
+def _is_broken(letter: Letter) -> bool:
+    """Whether a letter says what none of ours could."""
+    numbers = (letter.offset, letter.attempt, abs(letter.timestamp_ms))
+    names = (letter.forward_id, letter.effect_key, *(name for name, _ in letter.headers))
+    return (
+        not (letter.forward_id and letter.effect_key)
+        or any(not 0 <= number <= MAX_INTEGER for number in numbers)
+        or any(_is_hostile(name) for name in names)
+    )
 
 
 def _is_hostile(text: str) -> bool:

@@ -55,6 +55,18 @@ class IllegalTransitionError(LanewayError):
     """The rules asked for a change of state that the table does not know: a defect in Laneway."""
 
 
+class Replay(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """Where deliveries come from that a dead letter was the beginning of.
+
+    Attributes:
+        letter: forward id of the dead letter that was replayed last.
+        count: how often one of this effect was replayed.
+    """
+
+    letter: str
+    count: int
+
+
 class Effect(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """What the ledger knows of one effect.
 
@@ -66,6 +78,7 @@ class Effect(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
         reason: of the last transition.
         due_ms: epoch ms of the next admission while in retry_wait, else 0.
         case_id: the case that holds it, or "".
+        replay: its dead letter was replayed; what becomes of it is known by that from then on.
     """
 
     state: EffectState
@@ -83,6 +96,7 @@ class Effect(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     first_failed_ms: int = 0
     due_ms: int = 0
     case_id: str = ""
+    replay: Replay | None = None
 
 
 def check_transition(effect_key: str, before: Effect | None, after: EffectState) -> None:

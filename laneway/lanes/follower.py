@@ -1,15 +1,18 @@
-"""Kept bytes as records again: parked followers, and the record of a case."""
+"""Kept bytes as records again: parked followers, the record of a case, a dead letter."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from laneway.errors import LanewayError
 from laneway.lanes.canonical import payload_hash
 from laneway.lanes.case import Case
+from laneway.lanes.command import Letter
+from laneway.lanes.effect import Effect
 from laneway.lanes.envelope import Envelope
-from laneway.lanes.forward import Home
-from laneway.lanes.lane import Parked, ParkedKey
+from laneway.lanes.forward import Home, foreign
+from laneway.lanes.lane import Parked, ParkedKey, Raw
 from laneway.lanes.record import Channel, Record, is_lane_of_one, sequence_key_of
 
 
@@ -68,18 +71,61 @@ def revive_case(record: Record, case: Case, corrected: bytes | None, envelope: E
     """
     raw = case.record
     assert raw is not None
+    return _revive(record, raw, case, corrected, envelope, home)
+
+
+def revive_letter(
+    record: Record, letter: Letter, effect: Effect, corrected: bytes | None, envelope: Envelope, home: Home
+) -> str:
+    """Give a command's record the bytes of a dead letter, and the identity that the ledger has of it.
+
+    The same as `revive_case` in all else.
+    """
+    raw = Raw(letter.key, letter.value, foreign(letter.headers), letter.timestamp_ms)
+    return _revive(record, raw, _Identity(letter.effect_key, effect), corrected, envelope, home)
+
+
+class _Known(Protocol):
+    """What is known of a record whatever its bytes say."""
+
+    @property
+    def effect_key(self) -> str: ...
+    @property
+    def message_id(self) -> str: ...
+    @property
+    def offset(self) -> int: ...
+    @property
+    def lane(self) -> str: ...
+    @property
+    def sequence(self) -> int: ...
+
+
+class _Identity:
+    """An effect, under its key."""
+
+    def __init__(self, effect_key: str, effect: Effect) -> None:
+        self.effect_key = effect_key
+        self.message_id = effect.message_id
+        self.offset = effect.offset
+        self.lane = effect.lane
+        self.sequence = effect.sequence
+
+
+def _revive(
+    record: Record, raw: Raw, known: _Known, corrected: bytes | None, envelope: Envelope, home: Home
+) -> str:
     offset = record.offset
     record.key, record.headers, record.timestamp_ms = raw.key, raw.headers, raw.timestamp_ms
     record.value = raw.value if corrected is None else corrected
     record.misfit = ""
     # An id that is made of the position is that of the source position.
-    record.offset = case.offset
+    record.offset = known.offset
     try:
         envelope.read(record, home.topic, home.partition)
     finally:
         record.offset = offset
         read = (record.lane, record.effect_key, record.sequence)
-        record.origin_offset, record.lane, record.effect_key = case.offset, case.lane, case.effect_key
+        record.origin_offset, record.lane, record.effect_key = known.offset, known.lane, known.effect_key
     fault, record.fault, record.skip = record.fault, "", ""
     if corrected is not None:
         if fault:
@@ -87,13 +133,13 @@ def revive_case(record: Record, case: Case, corrected: bytes | None, envelope: E
         for name, said, wanted in zip(
             ("sequence key", "effect key", "sequence"),
             read,
-            (case.lane, case.effect_key, case.sequence),
+            (known.lane, known.effect_key, known.sequence),
             strict=True,
         ):
-            if said != wanted and not (name == "sequence" and is_lane_of_one(case.lane)):
-                return f"the corrected value has another {name} than the record of the case"
+            if said != wanted and not (name == "sequence" and is_lane_of_one(known.lane)):
+                return f"the corrected value has another {name} than the record it is to stand for"
     record.misfit = record.misfit or fault
-    record.message_id, record.sequence = case.message_id, case.sequence
-    record.sequence_key = sequence_key_of(case.lane)
+    record.message_id, record.sequence = known.message_id, known.sequence
+    record.sequence_key = sequence_key_of(known.lane)
     record.payload_hash = payload_hash(record.payload, record.value)
     return ""

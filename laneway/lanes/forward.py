@@ -15,7 +15,7 @@ import msgspec
 from laneway.lanes.case import Case
 from laneway.lanes.envelope import MAX_TEXT_BYTES
 from laneway.lanes.lane import Raw
-from laneway.lanes.record import Channel, Headers, Record, keyed_lane, lane_of_one, sequence_key_of
+from laneway.lanes.record import Channel, Headers, Record, keyed_lane, lane_of_one, replay_of, sequence_key_of
 from laneway.lanes.verdict import Emitted
 
 FORMAT = "1"
@@ -106,6 +106,7 @@ class CommandAnswer(msgspec.Struct, frozen=True, rename="camel"):
         why: of a refusal, in plain words.
         outcome: what the delivery came to that a command asked for, such as `succeeded`; else "".
         next_case: the case that it ended in, when it did not end well.
+        letter, replays: of a replayed dead letter: its forward id, and how often its effect was replayed.
     """
 
     format: int
@@ -124,6 +125,8 @@ class CommandAnswer(msgspec.Struct, frozen=True, rename="camel"):
     why: str = ""
     outcome: str = ""
     next_case: str = ""
+    letter: str = ""
+    replays: int = 0
 
 
 class Forwarder:
@@ -143,10 +146,20 @@ class Forwarder:
         return self._forward(ForwardKind.RETRY, record, own, attempt, "")
 
     def dead_letter(
-        self, record: Record, *, attempt: int, reason: str, error_class: str, case_id: str, now_ms: int
+        self,
+        record: Record,
+        *,
+        attempt: int,
+        reason: str,
+        error_class: str,
+        case_id: str,
+        now_ms: int,
+        fingerprint: str = "",
     ) -> Forward:
         """Original key and value bytes, with why they were refused."""
         own = self._lineage(record, attempt, reason, case_id, now_ms)
+        if fingerprint:
+            own.append(("fingerprint", fingerprint))
         own += [
             ("error-class", error_class),
             ("failed-at", str(now_ms)),
@@ -234,6 +247,7 @@ class Forwarder:
             why: the refusal; "" when the command was applied.
         """
         home, command = self._home, record.command
+        letter, replay = command.letter if command is not None else None, replay_of(record)
         value = msgspec.json.encode(
             CommandAnswer(
                 format=int(FORMAT),
@@ -252,6 +266,8 @@ class Forwarder:
                 why=why,
                 outcome=outcome,
                 next_case=next_case,
+                letter=letter.forward_id if letter is not None else "",
+                replays=replay.count if letter is not None and replay is not None and not why else 0,
             )
         )
         forward_id = self._forward_id("answer", record.offset, 0, "")
@@ -303,6 +319,8 @@ class Forwarder:
             own.append(("sequence", str(record.sequence)))
         if case_id:
             own.append(("case-id", case_id))
+        if (replay := replay_of(record)) is not None:
+            own += [("replay-of", replay.letter), ("replay-count", str(replay.count))]
         return own
 
     def _forward(
@@ -401,6 +419,7 @@ def with_raw(record: Record, raw: Raw) -> Record:
     other.message_id, other.effect_key = record.message_id, record.effect_key
     other.sequence_key, other.sequence = record.sequence_key, record.sequence
     other.version, other.first_failed_ms = record.version, record.first_failed_ms
+    other.prior = record.prior
     return other
 
 

@@ -28,11 +28,12 @@ from laneway.lanes.books import Books
 from laneway.lanes.breaker import Breaker
 from laneway.lanes.canonical import payload_hash
 from laneway.lanes.case import Case
-from laneway.lanes.command import Command
+from laneway.lanes.command import Command, Letter
+from laneway.lanes.dead_letter import has_begun, refusal_of_letter
 from laneway.lanes.effect import FINISHED, Effect, EffectState
 from laneway.lanes.envelope import Envelope
 from laneway.lanes.failures import HandlerSignal, read_again_ms
-from laneway.lanes.follower import revive_all, revive_case
+from laneway.lanes.follower import revive_all, revive_case, revive_letter
 from laneway.lanes.forward import Home
 from laneway.lanes.lane import Lane
 from laneway.lanes.overlay import Known
@@ -106,7 +107,9 @@ class Judging:
     def closed_by(self, record: Record, lane: Lane) -> Case | None:
         """The open case that this record's settlement closes: its command's, or that of the gap it heals."""
         command = record.command
-        return self._ledger.case(command.case_id) if command else self._ledger.gap_healed_by(record, lane)
+        if command is None:
+            return self._ledger.gap_healed_by(record, lane)
+        return self._ledger.case(command.case_id) if command.case_id else None
 
     def switch(self, record: Record, command: Command, now_ms: int) -> None:
         """A command about the partition itself: it waits for nothing."""
@@ -289,8 +292,7 @@ class Judging:
             self._lanes.await_commit(work)
             return None
         if not command.rule.needs_case:
-            self._pause(work, record, command, now_ms)
-            return False
+            return self._judge_caseless(work, record, command, known, now_ms)
         case = self._ledger.case(command.case_id)
         effect = None
         if case is not None and case.effect_key:
@@ -333,6 +335,7 @@ class Judging:
         """The held record is to run: as the next attempt, with its budget of retries renewed."""
         record.attempt = case.attempts + 1
         record.first_failed_ms = effect.first_failed_ms if effect is not None else 0
+        record.prior = effect
         started = effect is not None and effect.state is EffectState.RUNNING
         if started and effect is not None and effect.attempt == record.attempt:
             # This very command has begun it before, and nobody knows how that ended.
@@ -341,9 +344,52 @@ class Judging:
             )
             self._books.settle(*done, work)
             return False
-        record.prior = effect
         if work.rest_until_ms > now_ms:
             return None  # what needs no handler is applied meanwhile, a replay waits like any delivery
+        return self._start(work, record, now_ms)
+
+    def _judge_caseless(
+        self, work: Work, record: Record, command: Command, known: Known, now_ms: int
+    ) -> bool | None:
+        """A command about a lane, or about what it has done with; answers as `_judge_first` does."""
+        if command.letter is not None:
+            return self._judge_letter(work, record, command, command.letter, known, now_ms)
+        self._pause(work, record, command, now_ms)
+        return False
+
+    def _judge_letter(
+        self, work: Work, record: Record, command: Command, letter: Letter, known: Known, now_ms: int
+    ) -> bool | None:
+        """A dead letter is to run again, as the next attempt; answers as `_judge_first` does."""
+        if self._is_undecided(letter.effect_key, work):
+            return None
+        record.effect_key = letter.effect_key
+        self._ledger.read_effects((record,), known)
+        effect = self._ledger.effect(letter.effect_key, known)
+        rules, why = self._rules, ""
+        begun = has_begun(letter, effect)
+        if not begun:
+            why = refusal_of_letter(letter, work.lane, effect, work.state, rules.order, rules.max_replays)
+        if not why and effect is not None:
+            try:
+                why = revive_letter(record, letter, effect, command.value, self._envelope, self._home)
+            except HandlerSignal as signal:
+                self._lanes.rest(work, now_ms + read_again_ms(signal))
+                return None
+        if why or effect is None:
+            self._books.settle(self._resolving.refused(record, why, now_ms), None, work)
+            return False
+        record.attempt = letter.attempt + 1
+        record.first_failed_ms = effect.first_failed_ms
+        record.prior = effect
+        if begun:
+            done = self._settling.conflict(
+                record, "outcome-unknown", work.state, None, holds=True, now_ms=now_ms
+            )
+            self._books.settle(*done, work)
+            return False
+        if work.rest_until_ms > now_ms:
+            return None
         return self._start(work, record, now_ms)
 
     def _pause(self, work: Work, record: Record, command: Command, now_ms: int) -> None:

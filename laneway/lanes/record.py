@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 from laneway.lanes.command import Command
-from laneway.lanes.effect import Effect
+from laneway.lanes.effect import Effect, EffectState, Replay
 
 Headers = tuple[tuple[str, bytes | None], ...]
 
@@ -116,6 +116,16 @@ class Record:
             f"Record({self.channel.name} {self.offset} effect={self.effect_key!r} "
             f"lane={self.lane!r} seq={self.sequence} attempt={self.attempt})"
         )
+
+
+def replay_of(record: Record) -> Replay | None:
+    """The dead letter that a delivery goes back to, and how often one of its effect was replayed by then."""
+    prior, command = record.prior, record.command
+    before = prior.replay if prior is not None and prior.offset == record.origin_offset else None
+    letter = command.letter if command is not None else None
+    if letter is None or prior is None or prior.state is EffectState.RUNNING:
+        return before  # a command that has begun before is counted by its own intent
+    return Replay(letter.forward_id, (before.count if before is not None else 0) + 1)
 
 
 def size_bytes(key: bytes | None, value: bytes | None, headers: Headers) -> int:

@@ -128,6 +128,8 @@ class Resolving:
         last = lane.last
         if not is_lane_of_one(case.lane) and self._rules.order is not Order.ARRIVAL:
             last = command.sequence - 1 if command.sequence is not None else case.sequence
+            # The case of a replayed dead letter may be about a number that the lane has passed.
+            last = last if lane.last is None else max(last, lane.last)
         return msgspec.structs.replace(lane, last=last, hold=None)
 
     @staticmethod

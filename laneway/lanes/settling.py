@@ -16,7 +16,7 @@ from laneway.lanes.case import Case, case_id, required_check
 from laneway.lanes.effect import Effect, EffectState, check_transition
 from laneway.lanes.forward import Forwarder, Home, raw_of, with_raw
 from laneway.lanes.lane import NEW_LANE, Hold, HoldKind, Lane, Parked
-from laneway.lanes.record import Channel, Record, is_lane_of_one
+from laneway.lanes.record import Channel, Record, is_lane_of_one, replay_of
 from laneway.lanes.settlement import Settled, Settlement
 from laneway.lanes.verdict import Ack, Outcome, Reject, Retry, Review
 from laneway.lanes.view import PutCase, PutEffect, PutLane, PutParked
@@ -34,6 +34,7 @@ class Rules:
         intents: a handler starts only when the ledger knows that it may have (see `intents`).
         hand_over_slack: offsets beyond the last known hand-over that another process may have handed over.
         breaker_lanes: so many lanes in a row must find a dependency unavailable, before all wait for it.
+        max_replays: how often the dead letters of one effect may be replayed.
     """
 
     order: Order = Order.CONTIGUOUS
@@ -50,6 +51,7 @@ class Rules:
     intents: bool = False
     hand_over_slack: int = 0
     breaker_lanes: int = 5
+    max_replays: int = 3
 
 
 class Settling:
@@ -94,6 +96,8 @@ class Settling:
                 raise AssertionError(f"{type(verdict).__name__} settles nothing")
         if record.command is not None:
             self._answer(done, record, closes, now_ms)
+            if record.command.letter is not None:
+                done.events.append(("letter_replayed", record.command.letter.forward_id))
         return self._closing(done, record, lane, after, closes, now_ms), after
 
     def misfit(self, record: Record, lane: Lane, closes: Case | None, now_ms: int) -> tuple[Settlement, Lane]:
@@ -244,7 +248,9 @@ class Settling:
         self, record: Record, verdict: Reject, outcome: Outcome, lane: Lane, now_ms: int
     ) -> tuple[Settlement, Lane]:
         done = Settlement(record, Settled.QUARANTINED, [], verdict.reason)
-        holds = not (self._rules.pass_after_reject or is_lane_of_one(record.lane))
+        # A replayed dead letter goes back to where it lay: its lane had moved past it, and goes on.
+        came_back = replay_of(record) is not None
+        holds = not (self._rules.pass_after_reject or came_back or is_lane_of_one(record.lane))
         opened = (
             self._delivery_case(record, "rejected", outcome.cause, outcome, holds=True, now_ms=now_ms)
             if holds
@@ -260,6 +266,7 @@ class Settling:
                 error_class=outcome.error_class or outcome.detail,
                 case_id=ident,
                 now_ms=now_ms,
+                fingerprint=outcome.fingerprint,
             )
         )
         if opened is None:
@@ -315,6 +322,7 @@ class Settling:
                     failed_ms,
                     due_ms,
                     ident,
+                    replay_of(record),
                 ),
             )
         )
@@ -327,7 +335,9 @@ class Settling:
             parked, parked_bytes = parked - 1, parked_bytes - record.size_bytes
             done.entries.append(PutParked(_parked_key(record), None))
         if numbered:
-            after = Lane(record.sequence, None, parked, parked_bytes, lane.pause)
+            # A replayed dead letter may be one that the lane has passed: it never goes back.
+            last = record.sequence if lane.last is None else max(lane.last, record.sequence)
+            after = Lane(last, None, parked, parked_bytes, lane.pause)
             done.entries.append(PutLane(record.lane, after))
         elif parked or lane.pause is not None:
             after = Lane(None, None, parked, parked_bytes, lane.pause)
@@ -462,7 +472,9 @@ class Settling:
         )
 
 
-_REVIEW_REASONS = frozenset({"unclassified-failure", "unknown-contract-version", "review-requested"})
+_REVIEW_REASONS = frozenset(
+    {"unclassified-failure", "unknown-contract-version", "review-requested", "outcome-unknown"}
+)
 
 
 def _parked_key(record: Record) -> tuple[str, int, int]:

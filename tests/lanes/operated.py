@@ -11,14 +11,22 @@ from typing import Any
 import msgspec
 
 from laneway.lanes.case import Case
-from laneway.lanes.command import COMMAND_FORMAT, Command, encode_command
-from laneway.lanes.forward import CommandAnswer, ReviewNews
-from laneway.lanes.record import Channel, keyed_lane
+from laneway.lanes.command import COMMAND_FORMAT, Command, Letter, encode_command
+from laneway.lanes.forward import PREFIX, CommandAnswer, Forward, ReviewNews
+from laneway.lanes.record import Channel, Record, keyed_lane, lane_of_one
 from tests.lanes.driver import MANY, Driver, Stored
 
 
 class Operated(Driver):
-    """One source partition, and somebody who may write to its commands topic."""
+    """One source partition, and somebody who may write to its commands topic.
+
+    Attributes:
+        late: effects whose dead letters somebody has let run out of order.
+    """
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self.late: set[str] = set()
 
     def command(
         self,
@@ -55,6 +63,50 @@ class Operated(Driver):
             "value": value,
         }
         return self.command_raw(encode_command(Command(**(said | members))))
+
+    def replay(
+        self, letter: Forward, *, out_of_order: bool = False, value: bytes | None = None, **members: Any
+    ) -> int:
+        """Send a dead letter back, as it lies in its topic; returns the offset of the command.
+
+        Args:
+            value: a corrected one.
+            members: of the letter, to say something else than what would be right.
+        """
+        own = own_headers(letter)
+        said: dict[str, Any] = {
+            "forward_id": letter.forward_id,
+            "effect_key": own["effect-key"],
+            "offset": int(own["origin-offset"]),
+            "attempt": int(own["attempt"]),
+            "key": letter.key,
+            "value": letter.value,
+            "headers": letter.headers,
+            "timestamp_ms": int(own["origin-timestamp"]),
+            "out_of_order": out_of_order,
+        }
+        key = own.get("sequence-key")
+        if out_of_order:
+            self.late.add(own["effect-key"])
+        return self.command(
+            "replay-letter",
+            lane_id=keyed_lane(key) if key is not None else lane_of_one(own["effect-key"]),
+            value=value,
+            letter=Letter(**(said | members)),
+        )
+
+    def replayed(self, letter: Forward, **how: Any) -> CommandAnswer:
+        """The same, go on in calm until nothing is left to do, and return the answer."""
+        offset = self.replay(letter, **how)
+        self.rest()
+        return self.answer(offset)
+
+    def _effect_happened(self, record: Record) -> None:
+        late = record.effect_key in self.late
+        before = self._last_first.pop(record.lane, None) if late else None
+        super()._effect_happened(record)
+        if before is not None:
+            self._last_first[record.lane] = before
 
     def command_raw(self, value: bytes | None) -> int:
         """Append any bytes to the commands topic; returns their offset."""
@@ -109,3 +161,12 @@ class Operated(Driver):
         """The one open case, or the one of this reason."""
         (found,) = (c for c in self.ledger.cases(limit=MANY) if reason in ("", c.reason))
         return found
+
+
+def own_headers(forward: Forward) -> dict[str, str]:
+    """Our own headers of a forward, without their prefix."""
+    return {
+        name.removeprefix(PREFIX): (value or b"").decode()
+        for name, value in forward.headers
+        if name.startswith(PREFIX)
+    }

@@ -108,6 +108,8 @@ class LanesSettings(_Table):
     """Their bytes (key, value, headers); at the bound it stops reading."""
     max_open_cases_per_partition: Count = 100
     """Open cases of one partition; at the bound its source is paused."""
+    max_replays: Count = 3
+    """How often the dead letters of one effect may be replayed; beyond it a replay is refused."""
     workers: Annotated[int, Field(ge=1, le=1024)] = 16
     """Threads that run handlers."""
     handler_timeout_ms: DurationMs = 60_000

@@ -1,25 +1,26 @@
-"""`laneway offsets`: how far a group is, partition by partition."""
+"""`laneway offsets`: how far a group is, partition by partition; and a file of it."""
 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from laneway.cli import options
-from laneway.cli.columns import Column, age_text, listed
-from laneway.cli.output import Format, Table
+from laneway.cli.columns import Column, age_text, counted, listed
+from laneway.cli.output import Cell, Format, Table, emit, say
+from laneway.cli.reset import reset
 from laneway.consumer.inspection import offsets as inspect_offsets
 from laneway.consumer.inspection.offsets import Standing
-from laneway.consumer.kafka.cluster import Cluster
+from laneway.consumer.kafka.cluster import Cluster, PartitionOffsets
+from laneway.consumer.operations import offset_file
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at a group's offsets.")
-
-
-@app.callback()
-def _group() -> None:
-    """Keeps `show` a command of its own while it is the only one."""
+app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Look at a group's offsets, and set them."
+)
 
 
 def _blocked_by(row: Standing) -> str | None:
@@ -86,3 +87,62 @@ def show(
         return listed("offsets.show", _COLUMNS, rows, output, {"group": settings.group})
 
     options.show(look, output, watch)
+
+
+app.command(
+    epilog="Example: laneway offsets reset --to start --partition 0 --reason 'the log was cut off' "
+    "-b localhost:9092 -g reminders"
+)(reset)
+
+
+@dataclass(frozen=True, slots=True)
+class _Exported:
+    """One partition and the topic that its offset is about."""
+
+    offsets: PartitionOffsets
+    topic_id: str
+
+
+_EXPORT: tuple[Column[_Exported], ...] = (
+    Column("topic", lambda row: row.offsets.topic),
+    Column("topic_id", lambda row: row.topic_id),
+    Column("partition", lambda row: row.offsets.partition),
+    Column("offset", lambda row: row.offsets.committed),
+)
+
+
+@app.command(epilog="Example: laneway offsets export offsets.json -b localhost:9092 -g reminders")
+def export(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to; - is standard output.")],
+    config: options.ConfigFile = None,
+    sets: options.Sets = None,
+    bootstrap: options.Bootstrap = None,
+    group: options.GroupId = None,
+    sources: options.Sources = None,
+) -> None:
+    """Write the committed offsets of the sources to a file, for `offsets reset --from-file`.
+
+    JSON with a schema version: topic, its id, partition, offset; null where nothing is committed. The file is
+    replaced in one go. It says where the group was, not what its ledger knows: put back later, it repeats no
+    effect.
+    """
+    settings = options.load_settings(
+        config, sets, bootstrap=bootstrap, group=group, sources=sources, inspect=True
+    ).settings
+    with Cluster(settings) as cluster:
+        names = inspect_offsets.sources_of(settings, cluster)
+        now_ms = time.time_ns() // 1_000_000
+        standing = inspect_offsets.standings(settings, cluster, names, now_ms)
+        topics = cluster.topics(names)
+        rows = [_Exported(each.offsets, topics[each.offsets.topic].topic_id) for each in standing]
+        facts: dict[str, Cell] = {
+            "group": settings.group,
+            "cluster_id": cluster.cluster_id(),
+            "exported_ms": now_ms,
+        }
+    table = listed(offset_file.KIND, _EXPORT, rows, Format.JSON, facts)
+    if str(file) == "-":
+        emit(table, Format.JSON)
+        return
+    offset_file.write(file, table.document())
+    say(f"{counted(len(rows), 'partition')} of group {settings.group} in {file}")

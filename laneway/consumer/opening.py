@@ -122,6 +122,8 @@ class LocalOpener:
         committed = partition.committed[Channel.SOURCE]
         if committed is None or self._accept_empty_ledger:
             return
+        if partition.reset is not None and not partition.reset.after_worker:
+            return
         raise RefusedError(
             f"the group has committed offset {committed} and its ledger is not in this state directory: "
             "without it nobody knows which effects have happened",
@@ -156,11 +158,12 @@ class LocalOpener:
                 f"the ledger has settled up to offset {knows}, the group has no offset any more, and the log "
                 f"begins at {start}: {start - knows} positions are gone unread",
                 where=str(partition),
-                mend="find out what they held; then set the group's offset to the log's start on purpose",
+                mend="find out what they held; then set the group's offset to the log's start on purpose: "
+                "`laneway offsets reset --to start`",
             )
         if not partition.is_worker_commit or self._accept_empty_ledger:
             log.warning(
-                "%s: offsets %d to %d are passed over, as the group was told", partition, knows, start
+                "%s: offsets %d to %d are passed over, as %s", partition, knows, start, partition.told_by()
             )
             return
         raise RefusedError(

@@ -27,7 +27,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from laneway.consumer.kafka.errors import ErrorClass, classify, kafka_errors, to_laneway
 from laneway.consumer.opening import Opened, Opener
-from laneway.consumer.partition import Partition, State, Unpublished
+from laneway.consumer.partition import Partition, State, Unpublished, read_reset
 from laneway.consumer.shape import other_count
 from laneway.consumer.topics import TopicNames
 from laneway.errors import LanewayError, LedgerError, LedgerFormatError, LedgerLockedError, RefusedError
@@ -338,7 +338,9 @@ class Ownership:
             self._epoch += 1
             home = Home(self._group, source, number)
             partition = Partition(home, names, self._epoch, starts, own)
-            partition.is_worker_commit = any(committed[p].metadata for p in places.values() if p in committed)
+            notes = [committed[place].metadata for place in places.values() if place in committed]
+            partition.reset = read_reset(notes[0] or "") if own[Channel.SOURCE] is not None else None
+            partition.is_worker_commit = partition.reset is None and any(notes)
             found.append(partition)
         return found
 
@@ -360,14 +362,15 @@ class Ownership:
                 "that the group has passed, or its offset was set beyond the end",
                 where=f"{topic}-{number}",
                 mend="find out whether the log was cut off; then set the group's offset to the log's end on "
-                "purpose",
+                "purpose: `laneway offsets reset --to end`",
             )
         if committed < low:
             raise RefusedError(
                 f"the group has committed offset {committed} and the log begins at {low}: "
                 f"{low - committed} positions are gone unread",
                 where=f"{topic}-{number}",
-                mend="find out what they held; then set the group's offset to the log's start on purpose",
+                mend="find out what they held; then set the group's offset to the log's start on purpose: "
+                "`laneway offsets reset --to start`",
             )
         return committed
 

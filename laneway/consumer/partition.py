@@ -41,6 +41,30 @@ class CommitNote(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
     moved_ms: int = 0
 
 
+class ResetNote(msgspec.Struct, frozen=True, rename="camel"):
+    """Who set an offset by hand, as the metadata of that offset, for the worker that starts there.
+
+    Attributes:
+        after_worker: a worker of the group had committed before: a ledger has to be there.
+    """
+
+    reset_by: str
+    reason: str
+    reset_ms: int
+    after_worker: bool
+
+
+_decode_reset = msgspec.json.Decoder(ResetNote).decode
+
+
+def read_reset(metadata: str) -> ResetNote | None:
+    """The note of an offset that was set by hand; None when a worker, or another client, committed it."""
+    try:
+        return _decode_reset(metadata) if metadata else None
+    except msgspec.DecodeError:
+        return None
+
+
 class State(Enum):
     """Where an ownership stands.
 
@@ -91,6 +115,7 @@ class Partition:
         opens_beside_work: others of the process have records in hand while this one's ledger is opened.
         changelog_next: the offset of the changelog that the restore has come to.
         is_worker_commit: a worker of the group wrote the committed offset, nobody by hand.
+        reset: who set the committed offset by hand with `laneway offsets reset`, and why; None else.
         lost: the group gave it away without asking; nothing is published or committed any more.
     """
 
@@ -115,6 +140,7 @@ class Partition:
         "paused",
         "published",
         "refused_topic",
+        "reset",
         "restore",
         "starts",
         "state",
@@ -150,6 +176,7 @@ class Partition:
         self.moved_ms = 0
         self.lost = False
         self.is_worker_commit = False
+        self.reset: ResetNote | None = None
         self.assigned_s = time.monotonic()
         self.restore: RestoreProgress | None = None
         self.changelog_next = 0
@@ -168,6 +195,11 @@ class Partition:
 
     def __str__(self) -> str:
         return f"{self.home.topic}-{self.home.partition}"
+
+    def told_by(self) -> str:
+        """Who told the group where to go on, for a sentence about what that passes over."""
+        reset = self.reset
+        return "the group was told" if reset is None else f"{reset.reset_by!r} said: {reset.reason!r}"
 
     def topic_of(self, channel: Channel) -> str:
         """The topic of one channel."""

@@ -274,7 +274,8 @@ class ChangelogOpener:
     def _refuse_empty(self, partition: Partition, changelog: Changelog) -> None:
         """A worker commits offsets and writes its changelog in one transaction: both are there, or none."""
         committed = partition.committed[Channel.SOURCE]
-        if committed is None or not partition.is_worker_commit or self._accept_empty_ledger:
+        due = partition.is_worker_commit or (partition.reset is not None and partition.reset.after_worker)
+        if committed is None or not due or self._accept_empty_ledger:
             return
         raise RefusedError(
             f"a worker of the group has committed offset {committed} of {partition}, and the changelog of "
@@ -304,6 +305,7 @@ class ChangelogOpener:
                 partition,
                 frontier(opening.meta, Channel.SOURCE),
                 start,
+                partition.told_by(),
             )
 
     # -- restore

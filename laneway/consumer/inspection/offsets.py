@@ -14,7 +14,7 @@ from typing import Final, Protocol
 import msgspec
 
 from laneway.consumer.kafka.cluster import Committed, Group, Member, Partition, PartitionOffsets
-from laneway.consumer.partition import CommitNote
+from laneway.consumer.partition import CommitNote, read_reset
 from laneway.consumer.settings.model import Settings
 from laneway.consumer.topics import Kind, TopicNames, topic_names
 from laneway.errors import RefusedError, TopicError
@@ -137,6 +137,8 @@ def standings(
 def _standing(offsets: PartitionOffsets, owner: Member | None, now_ms: int, *, tells: bool) -> Standing:
     note = read_note(offsets.metadata)
     blocked_by = note.blocked_by if note is not None else ""
+    if (reset := read_reset(offsets.metadata)) is not None:
+        blocked_by = f"offset set by {reset.reset_by}: {reset.reason}"
     if tells and owner is None:
         blocked_by = _unowned(note, blocked_by) if offsets.lag else ""
         if note is not None:
@@ -156,8 +158,8 @@ def _unowned(note: CommitNote | None, blocked_by: str) -> str:
 
 
 def read_note(metadata: str) -> CommitNote | None:
-    """The counts in the metadata of a commit; None when another client wrote it, or nobody did."""
-    if not metadata:
+    """The counts in the metadata of a commit; None when something else wrote it, or nobody did."""
+    if not metadata or read_reset(metadata) is not None:
         return None
     try:
         return _decode_note(metadata)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final, Self, TypeVar
 
 from confluent_kafka import (
@@ -33,9 +34,20 @@ from laneway.consumer.kafka.clients import client_config, new_admin
 from laneway.consumer.kafka.errors import ErrorClass, classify, kafka_errors, position, to_laneway
 from laneway.consumer.settings.model import Settings
 from laneway.consumer.topics import PlannedTopic, TopicInfo
-from laneway.errors import IncompleteError, LanewayError, UnreachableError
+from laneway.errors import IncompleteError, LanewayError, RefusedError, UnreachableError
 
 DEFAULT_TIMEOUT_S: Final = 10.0
+TRANSACTION_S: Final = 30.0
+"""How long the transaction of a worker that was killed may still be open."""
+_POLL_S: Final = 0.1
+_NO_OUTSIDERS: Final = frozenset(
+    {
+        KafkaError.UNKNOWN_MEMBER_ID,
+        KafkaError.ILLEGAL_GENERATION,
+        KafkaError.REBALANCE_IN_PROGRESS,
+        KafkaError.FENCED_INSTANCE_ID,
+    }
+)
 _EMBEDDED_PREFIX: Final = "mockCluster"
 _T = TypeVar("_T")
 Partition = tuple[str, int]
@@ -305,8 +317,13 @@ class Cluster:
             for tp, future in answers.items()
         }
 
-    def committed(self, group: str, partitions: Sequence[Partition]) -> Mapping[Partition, Committed | None]:
+    def committed(
+        self, group: str, partitions: Sequence[Partition], *, settled: bool = False
+    ) -> Mapping[Partition, Committed | None]:
         """The group's committed offsets; None where nothing was committed.
+
+        Args:
+            settled: wait for the end of a transaction that may still change them.
 
         Reads as a client that never joins the group. (AdminClient.list_consumer_group_offsets of
         confluent-kafka 2.16 ends the process when the coordinator answers "not yet".)
@@ -315,7 +332,7 @@ class Cluster:
             return {}
         # The first question goes to the admin client: it can say why nobody answers.
         self.cluster_id()
-        answers = self._patiently(lambda: self._fetch_committed(group, partitions))
+        answers = self._patiently(lambda: self._fetch_committed(group, partitions, settled=settled))
         result: dict[Partition, Committed | None] = {}
         for answer in answers:
             if answer.error is not None:
@@ -324,23 +341,72 @@ class Cluster:
             result[answer.topic, answer.partition] = found
         return result
 
-    def _fetch_committed(self, group: str, partitions: Sequence[Partition]) -> list[TopicPartition]:
-        # Neither membership nor protocol matter to a client that only reads offsets.
+    def _fetch_committed(
+        self, group: str, partitions: Sequence[Partition], *, settled: bool
+    ) -> list[TopicPartition]:
         # read_uncommitted: what is committed now, although a transaction may be about to change it.
+        places = [TopicPartition(topic, number) for topic, number in partitions]
+        timeout_s = max(self._timeout_s, TRANSACTION_S) if settled else self._timeout_s
+        with self._outsider(group, "read_committed" if settled else "read_uncommitted") as reader:
+            return reader.committed(places, timeout=timeout_s)
+
+    def commit(self, group: str, offsets: Mapping[Partition, Committed]) -> Mapping[Partition, str]:
+        """Set offsets of a group without members; of one with members the brokers do not take it from here.
+
+        Returns:
+            Why one was not taken, by partition; nothing where it was.
+
+        Raises:
+            RefusedError: the group has members.
+            UnreachableError: no answer in time; the offsets may be set or not.
+        """
+        answers: list[tuple[KafkaError | None, list[TopicPartition]]] = []
+        places = [
+            TopicPartition(topic, number, each.offset, each.metadata)
+            for (topic, number), each in offsets.items()
+        ]
+        # Not the call that waits: with the coordinator away that one has no end.
+        told = {"on_commit": lambda error, done: answers.append((error, done))}
+        with self._outsider(group, "read_committed", told) as writer:
+            deadline_s = time.monotonic() + self._timeout_s
+            writer.commit(offsets=places, asynchronous=True)
+            while not answers:
+                if time.monotonic() > deadline_s:
+                    raise UnreachableError(
+                        "the group's coordinator does not answer: the offsets may be set or not",
+                        where=f"{self._settings.bootstrap}, group {group}",
+                        mend="`laneway offsets show` tells",
+                    )
+                writer.poll(_POLL_S)
+        error, done = answers[0]
+        refused = {(each.topic, each.partition): each.error for each in done if each.error is not None}
+        if any(each.code() in _NO_OUTSIDERS for each in (error, *refused.values()) if each is not None):
+            raise RefusedError(
+                "a worker has joined the group meanwhile, so nothing was set",
+                where=f"group {group}",
+                mend="stop the workers first",
+            )
+        if error is not None and not refused:
+            raise to_laneway(error, f"group {group}")
+        return {place: each.str() for place, each in refused.items()}
+
+    @contextmanager
+    def _outsider(
+        self, group: str, isolation: str, hooks: Mapping[str, Callable[..., None]] = MappingProxyType({})
+    ) -> Iterator[Consumer]:
+        """A client that knows the group and never joins it; membership and protocol do not matter to it."""
         config = {
             **client_config(self._settings),
             "group.id": group,
             "enable.auto.commit": False,
-            "isolation.level": "read_uncommitted",
+            "isolation.level": isolation,
         }
         with self._asking(f"group {group}"):
-            reader = Consumer({**config, "log_level": 0})
+            client = Consumer({**config, **hooks, "log_level": 0})
             try:
-                return reader.committed(
-                    [TopicPartition(topic, number) for topic, number in partitions], timeout=self._timeout_s
-                )
+                yield client
             finally:
-                reader.close()
+                client.close()
 
     def offsets(self, group: str, partitions: Sequence[Partition]) -> tuple[PartitionOffsets, ...]:
         """Committed, start and end of each partition, read in the order that keeps lag ≥ 0."""

@@ -99,6 +99,8 @@ class Trial:
         start: the offset that is read first.
         seen: where what is found goes; shared by the partitions of a source.
         clock: epoch milliseconds.
+        ledger: what is known before; nothing, when it is not given.
+        watch: told of each cut, once it is committed.
 
     Attributes:
         numbers: by sequence key, where lanes have numbers.
@@ -116,6 +118,8 @@ class Trial:
         start: int,
         is_numbered: bool,
         clock: Callable[[], int],
+        ledger: MemoryLedger | None = None,
+        watch: Callable[[Cut], None] = lambda _: None,
     ) -> None:
         self.home = home
         self._rules = dataclasses.replace(rules, intents=False, hand_over_slack=0)
@@ -124,7 +128,8 @@ class Trial:
         self._seen = seen
         self._is_numbered = is_numbered
         self._clock = clock
-        self._ledger = MemoryLedger()
+        self._ledger = MemoryLedger() if ledger is None else ledger
+        self._watch = watch
         self._board = Board(
             home,
             self._rules,
@@ -198,6 +203,7 @@ class Trial:
                 self._ledger.sync()
                 board.committed(cut)
                 self._tell(cut)
+                self._watch(cut)
             elif not runs:
                 return
 

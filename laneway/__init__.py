@@ -5,12 +5,13 @@ This is all an application imports. It loads neither a Kafka client nor RocksDB.
 
 from __future__ import annotations
 
-from laneway.lanes.failures import NeedsReview, PermanentFailure, TemporaryFailure, Unavailable
+from laneway.lanes.failures import BatchFailed, NeedsReview, PermanentFailure, TemporaryFailure, Unavailable
 from laneway.lanes.verdict import Ack, Reject, Retry, Review
 from laneway.pipeline import Delivery, Pipeline
 
 __all__ = [
     "Ack",
+    "BatchFailed",
     "Delivery",
     "NeedsReview",
     "PermanentFailure",

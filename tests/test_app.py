@@ -111,7 +111,7 @@ def test_user_files_with_our_names_work(spec: str) -> None:
         "for name, module in sorted(sys.modules.items()):\n"
         "    if name.partition('.')[0] == 'laneway':\n"
         "        assert not hasattr(module, 'MINE'), name\n"
-        "own = sys.modules[pipeline._handler.__module__]\n"
+        "own = sys.modules[pipeline._handler.function.__module__]\n"
         "assert own.MINE and own.pipeline is pipeline\n"
         "print('fine')\n"
     )
@@ -183,9 +183,9 @@ def test_a_failed_file_can_be_loaded_again() -> None:
 
 def test_our_own_refusal_keeps_its_words(tmp_path: Path) -> None:
     """A handler that the pipeline refuses is told with the user's line, not with ours."""
-    write("shop.py", "from laneway import Pipeline\np = Pipeline()\n@p.handler\nasync def h(d): ...\n")
+    write("shop.py", "from laneway import Pipeline\np = Pipeline()\n@p.handler\ndef h(d): yield\n")
     message = refusal("shop:p")
-    assert "async handlers come in a later release" in message
+    assert "a handler returns, it does not yield" in message
     assert f"{tmp_path}/shop.py:3 in <module>" in message
 
 
@@ -219,7 +219,6 @@ def test_without_a_name_the_choice_must_be_clear(text: str, words: str) -> None:
         ("Model", "it is a class, neither"),
         ("empty", "the pipeline has no handler"),
         ("two", "exactly one positional argument"),
-        ("wait", "async handlers come in a later release"),
     ],
 )
 def test_a_name_that_is_no_application_is_refused(attribute: str, words: str) -> None:
@@ -227,7 +226,7 @@ def test_a_name_that_is_no_application_is_refused(attribute: str, words: str) ->
     write(
         "shop.py",
         "from laneway import Pipeline\nnumber = 4711\nempty = Pipeline()\nclass Model: ...\n"
-        "def two(a, b): ...\nasync def wait(d): ...\n",
+        "def two(a, b): ...\n",
     )
     message = refusal(f"shop:{attribute}")
     assert words in message

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 import pytest
@@ -28,7 +27,7 @@ from laneway import (
     Unavailable,
 )
 from laneway import (
-    pipeline as pipeline_module,
+    processing as processing_module,
 )
 from laneway.errors import AppImportError
 from laneway.lanes.canonical import payload_hash
@@ -169,7 +168,7 @@ def test_any_other_answer_acks_with_one_warning(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A handler that returns a response object is acked without key; one warning, without the object."""
-    monkeypatch.setattr(pipeline_module, "_warned_answer", False)
+    monkeypatch.setattr(processing_module, "_warned_answer", False)
     with caplog.at_level(logging.WARNING, "laneway"):
         assert run(returning({"private": PRIVATE})) is ACK
         assert run(returning([PRIVATE])) is ACK
@@ -397,11 +396,8 @@ def test_the_hash_is_taken_whatever_becomes_of_the_payload(payload: bytes) -> No
 # Registration
 
 
-async def _async(delivery: Delivery[Any]) -> None: ...
-
-
-class _AsyncCallable:
-    async def __call__(self, delivery: Delivery[Any]) -> None: ...
+async def _async_generator(delivery: Delivery[Any]) -> Any:
+    yield
 
 
 def _generator(delivery: Delivery[Any]) -> Any:
@@ -411,10 +407,8 @@ def _generator(delivery: Delivery[Any]) -> Any:
 @pytest.mark.parametrize(
     ("function", "words"),
     [
-        (_async, "async handlers come in a later release"),
-        (partial(_async), "async handlers come in a later release"),
-        (_AsyncCallable(), "async handlers come in a later release"),
         (_generator, "does not yield"),
+        (_async_generator, "does not yield"),
         (lambda: None, "exactly one positional argument"),
         (lambda a, b: None, "exactly one positional argument"),
         (lambda *, a: None, "exactly one positional argument"),

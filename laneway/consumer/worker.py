@@ -28,12 +28,13 @@ from laneway.consumer.partition import Partition, State
 from laneway.consumer.replication import Changelog, Local, Replication
 from laneway.consumer.restore import ChangelogOpener
 from laneway.consumer.rules import envelope_of, rules_of, temporary_of
+from laneway.consumer.running.life import Life
+from laneway.consumer.running.pool import pool_for
 from laneway.consumer.settings.model import Settings
 from laneway.consumer.settler import CrashPoint, Settler, no_crash
 from laneway.consumer.shape import ShapeWatch
 from laneway.consumer.topics import TopicNames
 from laneway.consumer.watchdog import Watchdog
-from laneway.consumer.workers import Workers
 from laneway.errors import IncompleteError, LanewayError, LedgerError
 from laneway.lanes.board import Board
 from laneway.lanes.run import Run
@@ -95,10 +96,8 @@ class Worker:
             source: envelope_of(settings, source, pipeline.decode) for source in settings.sources
         }
         lanes = settings.lanes
-        processor = pipeline.compile(temporary_of(settings))
-        self._workers = Workers(
-            processor.process, threads=lanes.workers, timeout_ms=lanes.handler_timeout_ms, clock=steady_ms
-        )
+        self._workers = pool_for(pipeline.compile(temporary_of(settings)), settings, clock=steady_ms)
+        self._life = Life(pipeline.life, self._workers)
         answers: deque[Answer] = deque()
         self._consumer = clients.new_consumer(
             settings,
@@ -190,6 +189,7 @@ class Worker:
         self._watchdog.start()
         failure: LanewayError | None = None
         try:
+            self._life.open(lambda: self._stopping)
             self._ownership.subscribe()
             while not self._stopping and failure is None:
                 self._turn()
@@ -320,11 +320,10 @@ class Worker:
 
         Whatever has an intent when the process dies is asked about, so no more have one than can run soon.
         """
-        lanes = self._settings.lanes
         if not self._rules.intents:
-            return lanes.max_in_flight
+            return self._settings.lanes.max_in_flight
         out = sum(p.board.running for p in self._ownership.live() if p.board is not None)
-        return max(0, INTENTS_PER_WORKER * lanes.workers - out)
+        return max(0, INTENTS_PER_WORKER * self._workers.capacity - out)
 
     def _is_behind(self) -> bool:
         """More is settled than commits can follow: a coordinator or a disk that does not answer."""
@@ -447,6 +446,7 @@ class Worker:
                 "the group did not answer the goodbye within %g s; the session will time out", CLOSE_S
             )
         self._replication.close(CLOSE_S / 2)
+        self._life.close(CLOSE_S / 2)
         self._workers.stop(0.1)
         for executor in (self._executor, self._opener):
             executor.shutdown()

@@ -197,6 +197,11 @@ class Workers:
         return self._in_hand
 
     @property
+    def capacity(self) -> int:
+        """How many records can be in handlers at once."""
+        return len(self._slots)
+
+    @property
     def busy(self) -> int:
         """Threads that are in a run."""
         return sum(slot.run is not None for slot in self._slots)

@@ -74,6 +74,25 @@ class Unavailable(HandlerSignal):
         self.retry_after_ms = max(1, retry_after_ms)
 
 
+class BatchFailed(Exception):  # noqa: N818 - it says how far a batch came
+    """A batch handler came to its end at one of its deliveries.
+
+    Those before it are done, and are acknowledged. It gets the outcome that `cause` has when a handler of
+    single deliveries raises it. Those behind it were never started: they come again, and no attempt is spent.
+
+    Args:
+        index: of that delivery in the list that the handler got.
+        cause: what happened to it: one of the four signals, or any exception.
+    """
+
+    def __init__(self, index: int, cause: BaseException) -> None:
+        if index < 0:
+            raise ValueError("BatchFailed(index, cause): index is a place in the list of deliveries, from 0")
+        super().__init__(index, cause)
+        self.index = index
+        self.cause = cause
+
+
 def classify(error: BaseException, temporary: tuple[type[BaseException], ...]) -> Outcome:
     """Decide what an exception from a handler means.
 

@@ -81,7 +81,7 @@ def test_review_of_unknown_outcomes_needs_the_changelog(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "key",
-    ["lanes.max_running", "lanes.max_crashes", "observe.listen", "processes"],
+    ["lanes.max_crashes", "observe.listen", "processes"],
 )
 def test_a_key_that_does_not_work_yet_does_not_exist(tmp_path: Path, key: str) -> None:
     """Keys of later versions are unknown keys, not options that do nothing."""

@@ -19,6 +19,7 @@ from laneway.consumer.settings.model import Settings
 from laneway.consumer.topics import TopicInfo
 from laneway.lanes.envelope import Envelope
 from laneway.lanes.settling import Rules
+from laneway.processing import Processor
 from tests.simulation.clients import FakeConsumer
 from tests.simulation.process import Died, Job, Process
 from tests.simulation.producers import FakeProducer, FakeTransactionalProducer
@@ -56,7 +57,7 @@ def seams(current: Callable[[], World]) -> Iterator[None]:
         (clients_module, "new_producer", edge.new_producer),
         (clients_module, "new_transactional_producer", edge.new_transactional_producer),
         (clients_module, "new_reader", edge.new_reader),
-        (worker_module, "Workers", edge.new_threads),
+        (worker_module, "pool_for", edge.new_threads),
         (worker_module, "ShapeWatch", _NoWatch),
         (worker_module, "threading", SimpleNamespace(Thread=_InlineThread, Event=threading.Event)),
         (worker_module, "free_bytes", lambda _: 1 << 60),
@@ -95,11 +96,15 @@ class _Edge:
         assert acting is not None
         return acting
 
-    def new_threads(
-        self, process: Any, *, threads: int, timeout_ms: int, clock: Callable[[], int]
-    ) -> Threads:
+    def new_threads(self, processor: Processor, settings: Settings, *, clock: Callable[[], int]) -> Threads:
         mine = self._host()
-        mine.threads = Threads(process, threads=threads, timeout_ms=timeout_ms, clock=clock, host=mine)
+        mine.threads = Threads(
+            processor.process,
+            threads=settings.lanes.workers,
+            timeout_ms=settings.lanes.handler_timeout_ms,
+            clock=clock,
+            host=mine,
+        )
         return mine.threads
 
     def new_pool(self, _: int, name: str) -> _Pool:

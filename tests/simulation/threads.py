@@ -75,6 +75,16 @@ class Threads:
             if slot.run is not None and slot.act is not None and steady_ms - slot.began_ms > self._timeout_ms
         ]
 
+    @property
+    def capacity(self) -> int:
+        """How many records can be in handlers at once."""
+        return len(self._slots)
+
+    @property
+    def busy(self) -> int:
+        """Handlers that are under way."""
+        return sum(slot.act is not None for slot in self._slots)
+
     def stop(self, timeout_s: float) -> bool:
         """Start nothing more."""
         self._stopping = True

@@ -111,9 +111,12 @@ class LanesSettings(_Table):
     max_replays: Count = 3
     """How often the dead letters of one effect may be replayed; beyond it a replay is refused."""
     workers: Annotated[int, Field(ge=1, le=1024)] = 16
-    """Threads that run handlers."""
+    """Threads that run handlers written as `def`."""
+    max_running: Annotated[int, Field(ge=1, le=100_000)] = 256
+    """Handlers written as `async def` that are under way at once."""
     handler_timeout_ms: DurationMs = 60_000
-    """After this a handler is reported as overdue; its lane waits for it."""
+    """After this an `async def` handler is cancelled; any other is reported as overdue, and its lane waits
+    for it."""
     on_overdue: Literal["exit"] = "exit"
     """What happens when an overdue handler has also lost its partition: the process ends."""
     on_unknown_version: Literal["reject", "hold"] = "reject"

@@ -1,0 +1,1 @@
+"""Where handlers run: which pool of threads, or which event loop, and how batches are put together."""

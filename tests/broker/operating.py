@@ -30,7 +30,7 @@ _APP = """
 import os, time
 from pathlib import Path
 from pydantic import BaseModel
-from laneway import Delivery, NeedsReview, Pipeline, TemporaryFailure
+from laneway import Delivery, NeedsReview, PermanentFailure, Pipeline, TemporaryFailure
 
 HERE = Path(__file__).parent
 
@@ -47,6 +47,8 @@ def handle(delivery: Delivery[Note]) -> str:
         raise TemporaryFailure("calendar-down")
     if text == "meets a bug" and not (HERE / "bug-is-fixed").exists():
         raise ValueError("a bug")
+    if text == "is refused" and not (HERE / "release-is-fixed").exists():
+        raise PermanentFailure("refused")
     if text == "asks" and delivery.attempt == 1:
         raise NeedsReview("is the amount right?")
     if text == "hangs" and not (HERE / "hangs-no-more").exists():
@@ -159,8 +161,22 @@ class Desk:
         eventually(at_end, 30, "the commit", poll_s=0.1)
 
 
-def desk(cluster: Cluster, names: Names, directory: Path, *, partitions: int = 1, **tables: Any) -> Desk:
-    """A group on a source of its own; its worker is not started yet."""
+def desk(
+    cluster: Cluster,
+    names: Names,
+    directory: Path,
+    *,
+    partitions: int = 1,
+    leaves: bool = False,
+    **tables: Any,
+) -> Desk:
+    """A group on a source of its own; its worker is not started yet.
+
+    Args:
+        leaves: a worker that stops leaves the group at once, and a killed one is waited for.
+    """
+    if not leaves:
+        tables["instance_id"] = "the-worker"
     cluster.create_topic(names.source, partitions)
     app = directory / "app"
     app.mkdir(parents=True)
@@ -169,7 +185,6 @@ def desk(cluster: Cluster, names: Names, directory: Path, *, partitions: int = 1
         cluster.bootstrap,
         names,
         directory / "state",
-        instance_id="the-worker",
         retry={"delays_ms": [DELAY_MS]},
         **tables,
     )

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Protocol
 
 from laneway.lanes.case import Case
 from laneway.lanes.effect import FINISHED, Effect, EffectState
 from laneway.lanes.forward import Forward, ForwardKind
 from laneway.lanes.lane import HoldKind, Lane, Parked
+from laneway.lanes.record import Headers
 
 WORDS = {
     1: "every input ends in exactly one documented place, or is not passed by the committed offset",
@@ -215,9 +217,15 @@ SECRET = b"s3cr3t"
 
 def headers_of(forward: Forward) -> dict[str, str]:
     """Our own headers of a forward, without their prefix."""
+    return _ours(forward.headers)
+
+
+@lru_cache(maxsize=1000)
+def _ours(headers: Headers) -> dict[str, str]:
+    """Asked at every station of a forward, of whose headers all copies are equal."""
     return {
         name.removeprefix("laneway-"): (value or b"").decode()
-        for name, value in forward.headers
+        for name, value in headers
         if name.startswith("laneway-")
     }
 

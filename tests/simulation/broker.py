@@ -63,6 +63,7 @@ class Log:
         self.records: list[Stored | None] = []
         self._open: dict[Transaction, int] = {}
         self._of: dict[int, Transaction] = {}
+        self._written: dict[Transaction, list[int]] = {}
 
     @property
     def end(self) -> int:
@@ -81,6 +82,7 @@ class Log:
         if transaction is not None:
             self._of[offset] = transaction
             self._open.setdefault(transaction, offset)
+            self._written.setdefault(transaction, []).append(offset)
         return offset
 
     def mark(self, transaction: Transaction) -> None:
@@ -91,9 +93,9 @@ class Log:
     def of(self, transaction: Transaction) -> list[tuple[int, Stored]]:
         """The records of one transaction."""
         found = []
-        for offset, owner in self._of.items():
+        for offset in self._written.get(transaction, ()):
             record = self.records[offset]
-            if owner is transaction and record is not None:
+            if record is not None:
                 found.append((offset, record))
         return found
 
@@ -156,6 +158,9 @@ class Member:
         self.owned: set[int] = set()
 
 
+_NOTHING: set[int] = set()
+
+
 class Group:
     """The coordinator of one group over the partitions of one source.
 
@@ -181,7 +186,7 @@ class Group:
         self.notes: dict[Place, str] = {}
         self._joining = False
         self._joined: set[int] = set()
-        self._target: dict[int, int] = {}
+        self._targets: dict[int, set[int]] = {}
 
     # -- membership
 
@@ -230,7 +235,7 @@ class Group:
         if self._joining or member.generation == self.generation:
             return None
         member.generation = self.generation
-        member.owned = self._target_of(member)
+        member.owned = set(self._target_of(member))
         return set(member.owned)
 
     @property
@@ -299,14 +304,13 @@ class Group:
     def _deal(self) -> None:
         names = sorted(self.members)
         # Dealt from another end each time, so that partitions really move.
-        self._target = (
-            {p: names[(p + self.generation) % len(names)] for p in range(self._partitions)} if names else {}
-        )
+        self._targets = {name: set() for name in names}
+        for p in range(self._partitions if names else 0):
+            self._targets[names[(p + self.generation) % len(names)]].add(p)
 
     def _target_of(self, member: Member) -> set[int]:
-        if not self.has(member):
-            return set()
-        return {p for p, ident in self._target.items() if ident == member.ident}
+        """Not to be changed."""
+        return self._targets.get(member.ident, _NOTHING) if self.has(member) else _NOTHING
 
     def _settle_epoch(self, member: Member) -> None:
         # As soon as it has given back what it shall not keep; what it waits for makes no difference.

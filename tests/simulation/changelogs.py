@@ -41,7 +41,7 @@ class Changelogs:
         if known and known[-1][0] > changes[0][0]:
             for change in changes:
                 insort(known, change, key=lambda item: item[0])
-            self._truths[partition] = self.at(partition, known[-1][0] + 1)
+            self._truths[partition] = self._fold(partition, known[-1][0] + 1)
             return entries
         known.extend(changes)
         for entry in entries:
@@ -50,6 +50,12 @@ class Changelogs:
 
     def at(self, partition: int, next_offset: int) -> _State:
         """What was committed below an offset."""
+        known = self._changes[partition]
+        if not known or next_offset > known[-1][0]:
+            return self._truths[partition]
+        return self._fold(partition, next_offset)
+
+    def _fold(self, partition: int, next_offset: int) -> _State:
         state = _State()
         for offset, entry in self._changes[partition]:
             if offset < next_offset:

@@ -80,10 +80,8 @@ class Cluster:
 
     def log(self, topic: str, partition: int) -> Log:
         """One log; made when first asked for."""
-        found = self.logs.get((topic, partition))
-        if found is None:
-            found = self.logs[topic, partition] = Log()
-        return found
+        place = (topic, partition)
+        return self.logs[place] if place in self.logs else self.logs.setdefault(place, Log())
 
     def topic_id(self, topic: str) -> str:
         """What tells a topic from another one of the same name."""

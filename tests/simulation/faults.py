@@ -69,7 +69,7 @@ class Faults:
 
     def _clock(self, fault: Fault) -> None:
         self._world.watch.clock_jumped = True
-        self._world.clock.skew_ms += (fault.amount - 20) * 100
+        self._world.clock.set_wall((fault.amount - 20) * 100)
 
     def _compact(self, fault: Fault) -> None:
         partition = fault.target % self._world.plan.config.partitions

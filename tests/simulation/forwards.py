@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from laneway.lanes.forward import Forward, ForwardKind
 from laneway.lanes.record import Channel
@@ -18,6 +19,7 @@ _KINDS = {
 _NEWS_PARTITION = re.compile(rb'"partition":(\d+)')
 
 
+@lru_cache(maxsize=1000)
 def forward_of(topic: str, stored: Stored) -> tuple[int, Forward]:
     """A record of a companion topic as the forward that it was, and the source partition it belongs to."""
     ident = number = b""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -41,10 +40,50 @@ class Died(BaseException):
     """The process ends at this very act."""
 
 
+class Answer:
+    """The future of a background call, as the world's one thread needs it: without locks."""
+
+    __slots__ = ("_error", "_result", "_then", "is_over")
+
+    def __init__(self) -> None:
+        self.is_over = False
+        self._result: Any = None
+        self._error: Exception | None = None
+        self._then: list[Callable[[Answer], object]] = []
+
+    def come(self, result: object, error: Exception | None) -> None:
+        """The call is over."""
+        self._result, self._error, self.is_over = result, error, True
+        for then in self._then:
+            then(self)
+
+    def done(self) -> bool:
+        """See `Future`."""
+        return self.is_over
+
+    def result(self) -> Any:
+        """See `Future`; nobody waits here."""
+        assert self.is_over
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    def exception(self) -> Exception | None:
+        """See `Future`; nobody waits here."""
+        assert self.is_over
+        return self._error
+
+    def add_done_callback(self, then: Callable[[Answer], object]) -> None:
+        """See `Future`."""
+        self._then.append(then)
+        if self.is_over:
+            then(self)
+
+
 class Job(NamedTuple):
     """A call for a background thread."""
 
-    future: Future[Any]
+    answer: Answer
     call: Callable[[], Any]
     may_wait: bool
 
@@ -114,14 +153,14 @@ class Process:
         self._quiet_turns = self._quiet_turns + 1 if is_idle(self) else 0
         if self._quiet_turns <= 1 or not 0 <= now_ms - self._turned_ms < IDLE_MS:
             self._turned_ms = now_ms
-            self._doing(lambda: self._or_end(self.worker._turn))
+            self._doing(self._or_end, self.worker._turn)
 
     def settle(self) -> None:
         """What a turn does that finds nothing to read: the cycle goes on."""
         if self.worker._settler.idle:
             return
         if not self.is_waiting:
-            self._doing(lambda: self._or_end(self._settle))
+            self._doing(self._or_end, self._settle)
             return
         # It stands in its drain, below somebody who waits for its transaction; in truth it would not.
         before, self.world.acting = self.world.acting, self
@@ -132,7 +171,7 @@ class Process:
 
     def stop(self) -> None:
         """SIGTERM: finish what runs, settle, leave."""
-        self._doing(lambda: self._end(None))
+        self._doing(self._end, None)
 
     def partitions(self) -> list[Partition]:
         """What it owns."""
@@ -176,13 +215,15 @@ class Process:
 
     def _work(self, job: Job) -> None:
         try:
-            job.future.set_result(job.call())
+            result = job.call()
         except Died:
             return
         except Exception as error:  # noqa: BLE001 - it belongs to whoever asks the future
             if isinstance(error, Broken):
                 self.world.broken = self.world.broken or error
-            job.future.set_exception(error)
+            job.answer.come(None, error)
+        else:
+            job.answer.come(result, None)
 
     # -- what leaves it
 
@@ -238,18 +279,19 @@ class Process:
 
     # -- behind it
 
-    def _doing(self, act: Callable[[], None]) -> None:
+    def _doing(self, act: Callable[..., None], *what: object) -> None:
         if self.is_dead:
             return
         self.is_busy = True
-        before, self.world.acting = self.world.acting, self
+        world = self.world
+        before, world.acting = world.acting, self
         try:
-            act()
+            act(*what)
         except Died:
             pass
         finally:
             self.is_busy = False
-            self.world.acting = before
+            world.acting = before
 
     def _settle(self) -> None:
         self.worker._settler.advance(self.worker._ownership.owned(), self.world.clock.now_ms)

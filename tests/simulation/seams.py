@@ -6,9 +6,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -21,14 +21,14 @@ from laneway.lanes.envelope import Envelope
 from laneway.lanes.settling import Rules
 from laneway.processing import Processor
 from tests.simulation.clients import FakeConsumer
-from tests.simulation.process import Died, Job, Process
+from tests.simulation.process import Answer, Died, Job, Process
 from tests.simulation.producers import FakeProducer, FakeTransactionalProducer
 from tests.simulation.readers import FakeReader
 from tests.simulation.setup import DELETE_RETENTION_MS, SOURCE, TRANSACTION_TIMEOUT_MS
 from tests.simulation.threads import Threads
 
 if TYPE_CHECKING:
-    from tests.simulation.world import World
+    from tests.simulation.world import Clock, World
 
 
 # Whatever the worker has imported of its own part: none of it may meet a clock or a thread.
@@ -43,13 +43,14 @@ _POOLING = [module for module in _MODULES if hasattr(module, "DaemonExecutor")]
 
 
 @contextmanager
-def seams(current: Callable[[], World]) -> Iterator[None]:
+def seams(current: Callable[[], World], clock: Clock) -> Iterator[None]:
     """Let the worker's modules meet the simulation where they would meet threads, clocks and Kafka.
 
     Args:
         current: the world that is running.
+        clock: its clock.
     """
-    edge = _Edge(current)
+    edge = _Edge(current, clock)
     changes: Sequence[tuple[Any, str, object]] = (
         *((module, "time", edge.time) for module in _CLOCKED),
         *((module, "DaemonExecutor", edge.new_pool) for module in _POOLING),
@@ -79,13 +80,13 @@ def seams(current: Callable[[], World]) -> Iterator[None]:
 class _Edge:
     """What stands where the outside would be."""
 
-    def __init__(self, current: Callable[[], World]) -> None:
+    def __init__(self, current: Callable[[], World], clock: Clock) -> None:
         self._current = current
         self.time = SimpleNamespace(
-            monotonic=lambda: current().clock.steady_ms / 1000,
-            monotonic_ns=lambda: current().clock.steady_ms * 1_000_000,
-            time=lambda: current().clock.now_ms / 1000,
-            time_ns=lambda: current().clock.now_ms * 1_000_000,
+            monotonic=lambda: clock.steady_ms / 1000,
+            monotonic_ns=lambda: clock.steady_ms * 1_000_000,
+            time=lambda: clock.now_ms / 1000,
+            time_ns=lambda: clock.now_ms * 1_000_000,
             # A step takes no time of its own here.
             thread_time=lambda: 0.0,
             sleep=lambda seconds: current().sleep(seconds),
@@ -203,11 +204,11 @@ class _Pool:
         self._process = process
         self._may_wait = may_wait and process.world.plan.config.changelog
 
-    def submit(self, call: Callable[..., Any], *args: Any) -> Future[Any]:
+    def submit(self, call: Callable[..., Any], *args: Any) -> Answer:
         """Queue a call."""
-        future: Future[Any] = Future()
-        self._process.jobs.append(Job(future, lambda: call(*args), self._may_wait))
-        return future
+        answer = Answer()
+        self._process.jobs.append(Job(answer, partial(call, *args), self._may_wait))
+        return answer
 
     def shutdown(self) -> None:
         """Nothing ends here."""

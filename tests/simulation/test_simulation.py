@@ -7,7 +7,9 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from random import Random
 
+from tests.simulation.dice import Dice
 from tests.simulation.plan import make_plan
 from tests.simulation.world import happen
 
@@ -33,6 +35,20 @@ def test_a_seed_is_one_history() -> None:
         first, second = (happen(make_plan(seed), trace=True)[0].trace for _ in range(2))
         assert first == second
         assert first
+
+
+def test_dice_are_those_of_random() -> None:
+    """A history draws what `random` would draw from its seed, only faster: old seeds stay what they were."""
+    plain, dice = Random(0), Dice(0)
+    for seed in range(200):
+        plain.seed(seed)
+        dice.begin(seed)
+        many = list(range(seed % 7 + 1))
+        assert [plain.choice(many) for _ in range(5)] == [dice.choice(many) for _ in range(5)]
+        shuffled = list(many)
+        plain.shuffle(many)
+        dice.shuffle(shuffled)
+        assert (many, plain.random()) == (shuffled, dice.random())
 
 
 REACHED = (

@@ -94,6 +94,8 @@ class Threads:
 
     def can_move(self) -> list[Slot]:
         """Threads that have something to do now."""
+        if not self.in_hand:
+            return []
         now_ms = self._host.world.clock.steady_ms
         waiting = bool(self._waiting)
         return [

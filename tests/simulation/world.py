@@ -10,7 +10,6 @@ leaving out a fault or a record disturbs as little as possible of what follows.
 from __future__ import annotations
 
 from dataclasses import replace
-from random import Random
 from typing import Any
 
 import msgspec
@@ -23,6 +22,7 @@ from laneway.pipeline import Delivery, Pipeline, Processor
 from tests.invariants import Broken
 from tests.simulation.broker import Group, Stored
 from tests.simulation.cluster import Cluster
+from tests.simulation.dice import Dice
 from tests.simulation.disk import Disk
 from tests.simulation.faults import Faults
 from tests.simulation.operators import Operators
@@ -43,20 +43,19 @@ PACES = {False: (0.45, 0.72, 0.84), True: (0.35, 0.65, 0.84)}
 
 
 class Clock:
-    """Steady milliseconds, and the wall clock that an operator may set."""
+    """Steady milliseconds, and those of the wall clock, which an operator may set: asked all the time."""
 
     def __init__(self) -> None:
-        self.steady_ms = START_MS
-        self.skew_ms = 0
+        self.steady_ms = self.now_ms = START_MS
 
-    @property
-    def now_ms(self) -> int:
-        """The wall clock."""
-        return self.steady_ms + self.skew_ms
+    def set_wall(self, by_ms: int) -> None:
+        """Somebody sets the wall clock."""
+        self.now_ms += by_ms
 
     def advance(self, ms: int) -> None:
         """Time passes."""
         self.steady_ms += ms
+        self.now_ms += ms
 
 
 class World:
@@ -71,7 +70,7 @@ class World:
         self.trace: list[tuple[int, str, int, str, str]] | None = [] if trace else None
         self.names = NAMES
         self.clock = Clock()
-        self.random = Random(plan.seed)
+        self.random = Dice(plan.seed)
         config = plan.config
         self.settings = settings_of(config)
         self.operators = Operators(self)
@@ -131,7 +130,7 @@ class World:
         for step in range(plan.steps):
             self.step = step
             if step % SEEDED_EVERY == 0:
-                self.random.seed(plan.seed * 1_000_003 + step)
+                self.random.begin(plan.seed * 1_000_003 + step)
             self._publish(letters, step)
             while faults and faults[0].step <= step:
                 self.faults.strike(faults.pop(0))
@@ -482,7 +481,7 @@ def _handle(delivery: Delivery[Any]) -> str | None:
 def happen(plan: Plan, *, trace: bool = False) -> tuple[World, Broken | None]:
     """Let a history happen; returns its world, and the promise that it broke."""
     world = World(plan, trace=trace)
-    with seams(_current), world:
+    with seams(_current, world.clock), world:
         try:
             world.run()
         except Broken as broken:

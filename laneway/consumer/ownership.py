@@ -129,7 +129,8 @@ class Ownership:
 
     def live(self) -> list[Partition]:
         """The partitions that read and run."""
-        return [partition for partition in self._owned.values() if partition.state is State.LIVE]
+        live = State.LIVE
+        return [partition for partition in self._owned.values() if partition.state is live]
 
     def owned(self) -> list[Partition]:
         """All partitions assigned now, in whatever state."""
@@ -144,7 +145,10 @@ class Ownership:
         """The first thing that stops a partition for good, or None."""
         if self._failure is not None:
             return self._failure
-        return next((p.failure for p in self._owned.values() if p.failure is not None), None)
+        for partition in self._owned.values():
+            if partition.failure is not None:
+                return partition.failure
+        return None
 
     def advance(self) -> None:
         """Take partitions live whose ledgers have been opened; try again those that were locked."""

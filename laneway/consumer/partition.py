@@ -218,6 +218,8 @@ class Partition:
 
     def committable(self, channel: Channel) -> int:
         """The offset that may be committed: durable, and not past a forward still in the outbox."""
+        if not self.outbox:
+            return self.durable[channel]
         owed = [
             entry.forward.offset
             for entry in self.outbox.values()
@@ -255,4 +257,4 @@ class Partition:
         """Whether anything is still owed to Kafka."""
         if self.outbox or self.unacked or self.published:
             return True
-        return any(self.committable(channel) != self.committed.get(channel) for channel in self.durable)
+        return self.committed != self.durable

@@ -61,7 +61,9 @@ def lifespan_of(function: object) -> Lifespan:
         raise AppImportError("a lifespan yields once", where=name_of(function), mend=_EXAMPLE)
     # Behind `@asynccontextmanager` and `@contextmanager` stands the generator that was decorated.
     decorated = inspect.unwrap(function)
-    is_async = inspect.isasyncgenfunction(decorated) or hasattr(function, "__aenter__")
+    is_async = inspect.isasyncgenfunction(decorated) or (
+        hasattr(function, "__aenter__") and not hasattr(function, "__enter__")
+    )
     return Lifespan(function, is_async=is_async)
 
 

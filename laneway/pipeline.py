@@ -20,7 +20,7 @@ from laneway.processing import Processor
 
 __all__ = ["Delivery", "Pipeline", "Processor"]
 
-Answers = Sequence[str | Verdict | None] | None
+Answers = Sequence[str | Verdict | BaseException | None] | None
 
 T = TypeVar("T")
 R = TypeVar("R", bound=str | Verdict | Awaitable[str | Verdict | None] | None)

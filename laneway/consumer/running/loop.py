@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import logging
 import os
 import sys
@@ -89,6 +90,7 @@ class LoopPool(ABC):
         self._told_blocked = False
         self._look_s = min(_MAX_LOOK_S, max(_MIN_LOOK_S, timeout_ms / 1000 / 20))
         self._turned_ms = clock()
+        self._context = contextvars.copy_context()
         os.register_at_fork(after_in_child=self._in_child)
         self.loop = asyncio.new_event_loop()
         self.loop.set_exception_handler(_tell_of_a_task)
@@ -261,7 +263,8 @@ class LoopPool(ABC):
             if job is None:
                 return
             self._jobs[job] = None
-            job.task = self.loop.create_task(self._do(job))
+            # Begun by the end of another job, it would inherit what that one's handler has set.
+            job.task = self.loop.create_task(self._do(job), context=self._context.copy())
 
     def _ended(self, job: Job, runs: Sequence[Run]) -> None:
         """A job is over: its runs go to the owner, and others get their turn."""

@@ -222,7 +222,7 @@ class _Look:
         self._forward = move.after > move.origin
         # What a worker that starts here now would read; a record that this knows as settled is not lost.
         self._here = reopened(move.origin, mark)
-        self._seen = Seen(0)
+        self._seen = Seen(1)
         self._missing: dict[str, set[int]] = {}
         self._result = Foreseen(
             frontier=None if mark is None else mark.frontier, unread=found.unread[move.place]

@@ -67,10 +67,10 @@ class BatchThreads:
         if not runs:
             return
         self._in_hand += len(runs)
-        self._batching.put(runs)
+        ready = self._batching.put(runs)
         if self._stopping:
             self._give_back(self._batching.take_back(only_stopped=False))
-        self._wake()
+        self._wake(1 + ready)
 
     def finished(self) -> list[Run]:
         """The runs that ended since the last call: acked to the end, or stopped earlier. Never blocks."""
@@ -135,16 +135,17 @@ class BatchThreads:
         self._give_back(self._batching.take_back(only_stopped=False))
         for run in self.running():
             run.stop = True
-        self._wake()
+        self._wake(len(self._threads))
         deadline = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         self._give_back(self._batching.take_back(only_stopped=False))
         return not any(thread.is_alive() for thread in self._threads)
 
-    def _wake(self) -> None:
+    def _wake(self, count: int) -> None:
+        """Wake so many threads: each that takes a batch, or waits for the time of one."""
         with self._changed:
-            self._changed.notify_all()
+            self._changed.notify(count)
 
     def _give_back(self, runs: Sequence[Run]) -> None:
         if runs:
@@ -162,6 +163,8 @@ class BatchThreads:
             batch = self._batching.take()
             if batch is not None:
                 self._in_batch[number] = batch
+                if self._batching.wait_ms() is not None:
+                    self._wake(1)  # somebody must see to what is left
                 self._run(batch)
                 del self._in_batch[number]
                 continue
@@ -185,8 +188,7 @@ class BatchThreads:
                 os._exit(FORKED)
         over, going_on = batch.end(answers)
         if going_on and not self._stopping:
-            self._batching.put(going_on)
-            self._wake()
+            self._wake(1 + self._batching.put(going_on))
         else:
             over += going_on
         self._give_back(over)

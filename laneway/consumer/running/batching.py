@@ -106,13 +106,14 @@ class Batching:
         self._waiting: deque[tuple[int, Run]] = deque()
         self._records = 0
 
-    def put(self, runs: Sequence[Run]) -> None:
-        """Let these wait for a batch."""
+    def put(self, runs: Sequence[Run]) -> int:
+        """Let these wait for a batch; returns how many batches are full now."""
         now_ms = self._clock()
         with self._lock:
             for run in runs:
                 self._waiting.append((now_ms, run))
                 self._records += self._share(run)
+            return self._records // self.limits.max_size
 
     def take(self) -> Batch | None:
         """The next batch, if it is time for one; it may be smaller than it could, and even empty."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from enum import StrEnum
 from typing import Annotated, Final
 
@@ -13,15 +14,21 @@ import typer
 from laneway.cli import options
 from laneway.cli.columns import Column, age_text, detailed, instant_text, listed
 from laneway.cli.output import Cell, Format, Table, emit, say
+from laneway.cli.review import answered
+from laneway.cli.suggested import WHY, Asked, asked
 from laneway.consumer.inspection import dead_letters as letters
 from laneway.consumer.inspection import offsets as inspect_offsets
 from laneway.consumer.inspection import topics as inspect_topics
 from laneway.consumer.inspection.dead_letters import DeadLetter, Group
 from laneway.consumer.kafka.cluster import Cluster
-from laneway.errors import UsageError
+from laneway.consumer.operations.letters import answers_to
+from laneway.consumer.settings.model import Settings
+from laneway.errors import LanewayError, UsageError
 from laneway.lanes.forward import foreign
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at rejected records.")
+app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Look at rejected records, and run them again."
+)
 
 
 class GroupBy(StrEnum):
@@ -29,12 +36,19 @@ class GroupBy(StrEnum):
 
     REASON = "reason"
     ERROR_CLASS = "error-class"
+    FINGERPRINT = "fingerprint"
 
 
 _GROUPED_BY: Final[dict[GroupBy, Callable[[DeadLetter], str | None]]] = {
     GroupBy.REASON: lambda letter: letter.reason,
     GroupBy.ERROR_CLASS: lambda letter: letter.error_class,
+    GroupBy.FINGERPRINT: lambda letter: letter.reason,
 }
+
+
+def _likeness(letter: DeadLetter) -> str | None:
+    """What letters have in common that one fault made: the place in the code, else the words for it."""
+    return letter.fingerprint or letter.error_class
 
 
 def _columns(now_ms: int) -> tuple[Column[DeadLetter], ...]:
@@ -63,6 +77,9 @@ def _columns(now_ms: int) -> tuple[Column[DeadLetter], ...]:
         ),
         Column("stub", lambda letter: letter.stub, ""),
         Column("case", lambda letter: letter.case_id, ""),
+        Column("fingerprint", lambda letter: letter.fingerprint, ""),
+        Column("replays", lambda letter: letter.replays),
+        Column("replay_of", lambda letter: letter.replay_of, ""),
         Column("forward_id", lambda letter: letter.forward_id, ""),
         Column("ours", lambda letter: letter.ours, ""),
     )
@@ -106,12 +123,23 @@ def _details(*, payload: bool) -> tuple[Column[DeadLetter], ...]:
 
 _GROUPS: Final[tuple[Column[Group], ...]] = (
     Column("name", lambda group: group.name),
+    Column("error_class", lambda group: group.error_class, ""),
+    Column("fingerprint", lambda group: group.fingerprint, ""),
     Column("letters", lambda group: group.letters),
     Column("bytes", lambda group: group.bytes),
     Column("first_ms", lambda group: group.first_ms, "first", lambda group: instant_text(group.first_ms)),
     Column("last_ms", lambda group: group.last_ms, "last", lambda group: instant_text(group.last_ms)),
     Column("example", lambda group: group.example),
+    Column("keys", lambda group: group.keys),
 )
+
+
+def _group_columns(by: GroupBy) -> list[Column[Group]]:
+    """The columns of a summary, called by what it is grouped by."""
+    name = GroupBy.REASON.value if by is GroupBy.FINGERPRINT else by.value
+    shown = {"error_class", "fingerprint"} if by is GroupBy.FINGERPRINT else set()
+    rest = [Column(c.name, c.of, None, c.text) if c.name in shown else c for c in _GROUPS[1:]]
+    return [Column("name", _GROUPS[0].of, name), *rest]
 
 
 @app.command(name="list", epilog="Example: laneway dlq list -b localhost:9092 -g reminders --group-by reason")
@@ -126,7 +154,11 @@ def list_(
         str | None, typer.Option(metavar="REASON", help="Only this reason; reads the whole topic.")
     ] = None,
     group_by: Annotated[
-        GroupBy | None, typer.Option("--group-by", help="Count instead of list; reads the whole topic.")
+        GroupBy | None,
+        typer.Option(
+            "--group-by",
+            help="Count instead of list; reads the whole topic. Of fingerprint: by reason and error.",
+        ),
     ] = None,
     limit: options.Limit = 50,
     timeout: options.Timeout = 60.0,
@@ -148,9 +180,10 @@ def list_(
                 records = inspect_topics.read(
                     settings, inspect_topics.extents(cluster, topics), timeout_s=timeout
                 )
-                groups = letters.summarise(records, settings.group, _GROUPED_BY[group_by])
-                named = [Column("name", _GROUPS[0].of, group_by.value), *_GROUPS[1:]]
-                return listed("dlq.groups", named, groups[:limit], output, {**facts, "by": group_by.value})
+                also = _likeness if group_by is GroupBy.FINGERPRINT else lambda _: None
+                groups = letters.summarise(records, settings.group, _GROUPED_BY[group_by], also)
+                facts["by"] = group_by.value
+                return listed("dlq.groups", _group_columns(group_by), groups[:limit], output, facts)
             found = letters.newest(settings, cluster, topics, limit=limit, reason=reason, timeout_s=timeout)
         if found.copies:
             say(f"{found.copies} copies of records listed here are left out (same forward id)")
@@ -188,16 +221,44 @@ def show(
     loaded = options.load_settings(
         config, sets, bootstrap=bootstrap, group=group, sources=sources, inspect=True
     )
-    settings = loaded.settings
+    settings, words = loaded.settings, asked(config, sets, bootstrap, group, sources)
     with Cluster(settings) as cluster:
-        topics = [names.dlq for names in inspect_offsets.companions_of(settings, cluster)]
-        place, offset = letters.parse_id(letter_id, topics)
+        topics = {names.dlq: names.review for names in inspect_offsets.companions_of(settings, cluster)}
+        place, offset = letters.parse_id(letter_id, list(topics))
         letter = letters.find(settings, cluster, place, offset, timeout_s=timeout)
+        replays = _replays(settings, cluster, letter, topics[place[0]], timeout)
     if not letter.ours:
         say("this record was not written by this group, so nothing is known of it but its bytes")
     if letter.stub:
         say(f"its value was too large for the topic; the original is at {letter.origin}")
-    emit(detailed("dlq.show", _details(payload=show_payload), [letter], output), output)
+    table = detailed("dlq.show", _details(payload=show_payload), [letter], output)
+    lists = {"commands": replays, "next_commands": _next(letter, words)}
+    emit(replace(table, lists={name: lines for name, lines in lists.items() if lines}), output)
+
+
+def _replays(
+    settings: Settings, cluster: Cluster, letter: DeadLetter, review: str, timeout_s: float
+) -> list[str]:
+    """What became of replays of it. Who may not read those still sees the letter."""
+    if letter.forward_id is None:
+        return []
+    try:
+        records = inspect_topics.read(
+            settings, inspect_topics.extents(cluster, [review]), timeout_s=timeout_s
+        )
+        return [answered(each) for each in answers_to(settings, records, letter.forward_id)]
+    except LanewayError as error:
+        say(f"whether it was replayed is not known: {error}")
+        return []
+
+
+def _next(letter: DeadLetter, words: Asked) -> list[str]:
+    """The commands that lead on from here."""
+    if letter.lane is None:
+        return []
+    key = letter.sequence_key or letter.effect_key or ""
+    explain = words.line("lanes", "explain", key)
+    return [explain, words.line("dlq", "replay", letter.letter_id, "--reason", WHY)]
 
 
 def _utf8(content: bytes | None) -> str | None:

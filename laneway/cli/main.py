@@ -24,6 +24,7 @@ from laneway.cli.dev import dev
 from laneway.cli.output import say
 from laneway.cli.pause import pause, resume
 from laneway.cli.preview import preview
+from laneway.cli.replay import replay
 from laneway.cli.resolve import resolve
 from laneway.cli.run import run
 from laneway.errors import LanewayError
@@ -71,6 +72,10 @@ review.app.command(
     "-b localhost:9092 -g reminders"
 )(resolve)
 app.add_typer(review.app, name="review")
+dlq.app.command(
+    epilog="Example: laneway dlq replay --where reason=invalid-payload --reason 'release 12 reads them' "
+    "-b localhost:9092 -g reminders"
+)(replay)
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(topics.app, name="topics")

@@ -17,7 +17,8 @@ from typing import Annotated, Final
 import typer
 
 from laneway.cli import options, resolve_many
-from laneway.cli.columns import Column, age_text, counted, instant_text, listed
+from laneway.cli.columns import Column, age_text, instant_text, listed
+from laneway.cli.compared import differing_lines
 from laneway.cli.output import Format, emit, escaped, say
 from laneway.cli.review import find_case
 from laneway.cli.suggested import WHY, Asked, asked
@@ -31,8 +32,6 @@ from laneway.lanes.command import ACTIONS, Command
 from laneway.lanes.forward import CommandAnswer, ReviewNews
 
 MAX_FILE_BYTES: Final = 64 * 1024 * 1024
-_SHOWN: Final = 100
-"""Differences of a corrected value that are shown, at most."""
 
 _CASE_ACTIONS: Final = tuple(name for name, rule in ACTIONS.items() if rule.needs_case)
 
@@ -258,7 +257,7 @@ def _wanted(
         reason_of(reason),
         sequence=_number(what) if action == "set-next" else None,
         result_key=None if result_key is None else text_of("--result-key", result_key),
-        value=_content(what) if action == "replay-with" else None,
+        value=content_of(what) if action == "replay-with" else None,
     )
 
 
@@ -305,7 +304,12 @@ def _number(text: str | None) -> int:
     return int(text)
 
 
-def _content(name: str | None) -> bytes:
+def content_of(name: str | None) -> bytes:
+    """A corrected value.
+
+    Raises:
+        UsageError: the file cannot be read, or is too large.
+    """
     path = Path(name or "")
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
@@ -451,19 +455,4 @@ def _compared(
             mend="the file has to be the whole record as a publisher would send it, envelope included, "
             f"not the payload alone; {original_line(words, news)} shows the original",
         )
-    found = corrected.differences(original.value, value)
-    if found is None:
-        return ["one of the two is no JSON, so their members cannot be compared"]
-    if not found:
-        return ["the file says what the record says: nothing differs"]
-    lines = [f"{counted(len(found), 'difference')} (+ new, - gone, ~ another value):"]
-    for each in found[:_SHOWN]:
-        values = f"  {_shown(each.old)} -> {_shown(each.new)}" if payload else ""
-        lines.append(f"  {each.sign} {escaped(each.pointer) or '(the whole)'}{values}")
-    if len(found) > _SHOWN:
-        lines.append(f"  ... and {len(found) - _SHOWN} more")
-    return lines
-
-
-def _shown(value: object) -> str:
-    return "(none)" if value is corrected.MISSING else escaped(repr(value))
+    return differing_lines(original.value, value, payload=payload)

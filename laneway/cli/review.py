@@ -181,7 +181,7 @@ def show(
     news, answers = find_case(loaded.settings, case_id, words, timeout)
     waiting = _queued(loaded.settings, news, timeout) if news.resolution is None else []
     table = detailed("review.show", _details(_now_ms(), words), [news], output)
-    lists = {"commands": [*map(_answered, answers), *map(_waiting, waiting)]}
+    lists = {"commands": [*map(answered, answers), *map(_waiting, waiting)]}
     if news.resolution is None:
         lists["next_commands"] = words.resolving(news.case_id, news.actions, news.sequence + 1)
     emit(replace(table, lists={name: lines for name, lines in lists.items() if lines}), output)
@@ -212,7 +212,8 @@ def find_case(
     return found[0], sorted(book.answers.values(), key=lambda answer: answer.answered_ms)
 
 
-def _answered(answer: CommandAnswer) -> str:
+def answered(answer: CommandAnswer) -> str:
+    """What became of a command, in a line."""
     ended = f", its delivery: {answer.outcome}" if answer.outcome else ""
     further = f", in case {answer.next_case}" if answer.next_case else ""
     refused = f": {answer.why}" if answer.why else ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from laneway.consumer.inspection.topics import Marks, Recent, StoredRecord, extents, read
@@ -17,9 +17,13 @@ from laneway.consumer.kafka.cluster import Partition, Watermarks
 from laneway.consumer.settings.model import Settings
 from laneway.errors import RefusedError, UsageError
 from laneway.lanes.forward import FORMAT
+from laneway.lanes.record import keyed_lane, lane_of_one
 
 MAX_GROUPS: Final = 10_000
 """Rows of a summary; a handler may write a reason of its own into every letter."""
+
+EXAMPLES: Final = 3
+"""Keys of a group that are named."""
 
 _SLACK: Final = 50
 _ID: Final = re.compile(
@@ -36,6 +40,9 @@ class DeadLetter:
         size_bytes: of key and value as they lie there.
         sha256: of the original value, as the worker wrote it.
         stub: the original value was too large for the topic and is in the source topic only.
+        fingerprint: of the error, to group the like ones.
+        replay_of, replays: the letter that was replayed and ended in this one, and how often that happened.
+        origin_ms: when the record was published.
     """
 
     record: StoredRecord
@@ -56,6 +63,10 @@ class DeadLetter:
     forward_id: str | None = None
     sha256: str | None = None
     stub: bool = False
+    fingerprint: str | None = None
+    replay_of: str | None = None
+    replays: int = 0
+    origin_ms: int = 0
 
     @property
     def letter_id(self) -> str:
@@ -68,6 +79,13 @@ class DeadLetter:
         if self.origin_topic is None or self.origin_partition is None or self.origin_offset is None:
             return None
         return f"{self.origin_topic}/{self.origin_partition}@{self.origin_offset}"
+
+    @property
+    def lane(self) -> str | None:
+        """Its lane, as the ledger names it; None when nobody could read whose it is."""
+        if self.effect_key is None:
+            return None
+        return lane_of_one(self.effect_key) if self.sequence_key is None else keyed_lane(self.sequence_key)
 
     @property
     def size_bytes(self) -> int:
@@ -99,6 +117,10 @@ def letter_of(record: StoredRecord, group: str) -> DeadLetter:
         forward_id=own.get("forward-id"),
         sha256=own.get("payload-sha256"),
         stub="stub" in own,
+        fingerprint=own.get("fingerprint"),
+        replay_of=own.get("replay-of"),
+        replays=_number(own, "replay-count") or 0,
+        origin_ms=_instant(own),
     )
 
 
@@ -161,9 +183,17 @@ def collect(records: Iterable[StoredRecord], group: str, limit: int, reason: str
 
 @dataclass(slots=True)
 class Group:
-    """Letters that share what they were grouped by."""
+    """Letters that share what they were grouped by.
+
+    Attributes:
+        error_class, fingerprint: of the latest one.
+        keys: a few of their keys.
+    """
 
     name: str | None
+    error_class: str | None = None
+    fingerprint: str | None = None
+    keys: list[str] = field(default_factory=list)
     letters: int = 0
     bytes: int = 0
     first_ms: int = 0
@@ -172,27 +202,38 @@ class Group:
 
 
 def summarise(
-    records: Iterable[StoredRecord], group: str, by: Callable[[DeadLetter], str | None]
+    records: Iterable[StoredRecord],
+    group: str,
+    by: Callable[[DeadLetter], str | None],
+    also: Callable[[DeadLetter], str | None] = lambda _: None,
 ) -> list[Group]:
-    """Count letters by reason or the like, the most frequent first; copies are counted once."""
-    groups: dict[str | None, Group] = {}
+    """Count letters by reason or the like, the most frequent first; copies are counted once.
+
+    Args:
+        also: what tells apart, besides, groups that have one name.
+    """
+    groups: dict[tuple[str | None, str | None], Group] = {}
     seen = Recent()
     for record in records:
         letter = letter_of(record, group)
         if letter.forward_id is not None and not seen.note(letter.forward_id):
             continue
-        name = by(letter)
+        name = (by(letter), also(letter))
         if name not in groups and len(groups) >= MAX_GROUPS:
-            name = "(further ones)"
+            name = ("(further ones)", None)
         found = groups.get(name)
         if found is None:
-            found = groups[name] = Group(name, first_ms=record.timestamp_ms)
+            found = groups[name] = Group(name[0], first_ms=record.timestamp_ms)
         found.letters += 1
         found.bytes += letter.size_bytes
         found.first_ms = min(found.first_ms, record.timestamp_ms)
         if record.timestamp_ms >= found.last_ms:
             found.last_ms, found.example = record.timestamp_ms, letter.letter_id
-    return sorted(groups.values(), key=lambda found: (-found.letters, found.name or ""))
+            found.error_class, found.fingerprint = letter.error_class, letter.fingerprint
+        key = letter.effect_key if letter.sequence_key is None else letter.sequence_key
+        if key is not None and len(found.keys) < EXAMPLES and key not in found.keys:
+            found.keys.append(key)
+    return sorted(groups.values(), key=lambda found: (-found.letters, found.name or "", found.example))
 
 
 def _ends(whole: Mapping[Partition, Watermarks], depth: int) -> Mapping[Partition, Watermarks]:
@@ -200,6 +241,11 @@ def _ends(whole: Mapping[Partition, Watermarks], depth: int) -> Mapping[Partitio
 
 
 # --- one ---------------------------------------------------------------------------------------
+
+
+def is_id(text: str) -> bool:
+    """Whether it is written as the id of a dead letter is."""
+    return _ID.fullmatch(text) is not None
 
 
 def parse_id(text: str, topics: Sequence[str]) -> tuple[Partition, int]:
@@ -250,6 +296,13 @@ def find(
         for record in read(settings, {place: Watermarks(offset, offset + 1)}, timeout_s=timeout_s):
             return letter_of(record, settings.group)
     raise RefusedError("no such dead letter: the topic has no record there", where=where, mend=mend)
+
+
+def _instant(own: Mapping[str, str]) -> int:
+    text = own.get("origin-timestamp", "")
+    early = text.startswith("-")
+    number = _number({"": text[early:]}, "") or 0
+    return -number if early else number
 
 
 def _number(own: Mapping[str, str], name: str) -> int | None:

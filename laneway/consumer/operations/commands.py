@@ -226,6 +226,11 @@ def queued(
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             continue  # its owner refuses it, nobody waits for it
         if command.group == settings.group and wanted(command):
-            # The value may be large, and is nobody's business here.
-            found[command.command_id] = (msgspec.structs.replace(command, value=None), record.offset)
+            # The bytes may be many, and are nobody's business here.
+            letter = command.letter
+            bare = (
+                None if letter is None else msgspec.structs.replace(letter, key=None, value=None, headers=())
+            )
+            kept = msgspec.structs.replace(command, value=None, letter=bare)
+            found[command.command_id] = (kept, record.offset)
     return found

@@ -15,6 +15,7 @@ from typing import Final
 from laneway.consumer.inspection.topics import extents, read
 from laneway.consumer.kafka.cluster import Cluster, Watermarks
 from laneway.consumer.operations.commands import lane_of
+from laneway.consumer.operations.letters import Wanted
 from laneway.consumer.rules import envelope_of
 from laneway.consumer.settings.model import Settings
 from laneway.lanes.case import Case
@@ -59,25 +60,33 @@ def refusal(settings: Settings, news: ReviewNews, original: Raw, value: bytes | 
     Args:
         value: None asks it of the original itself.
     """
-    case = Case(
-        news.case_id,
-        news.reason,
-        news.cause,
-        news.holds,
-        lane_of(news),
-        news.sequence,
-        news.effect_key,
-        news.message_id,
-        news.offset,
-        news.attempts,
-        news.required_check,
-        news.opened_ms,
-        record=original,
-    )
     home = Home(news.group, news.topic, news.partition)
+    place = (lane_of(news), news.sequence, news.effect_key, news.message_id, news.offset)
+    return _refusal(settings, home, place, original, value)
+
+
+def refusal_for_letter(settings: Settings, wanted: Wanted, original: Raw, value: bytes | None) -> str:
+    """The same for the record of a dead letter."""
+    letter = wanted.letter
+    home = Home(settings.group, wanted.topic, wanted.partition)
+    place = (wanted.lane, letter.sequence or 0, wanted.effect_key, letter.message_id or "", wanted.offset)
+    return _refusal(settings, home, place, original, value)
+
+
+def _refusal(
+    settings: Settings,
+    home: Home,
+    place: tuple[str, int, str, str, int],
+    original: Raw,
+    value: bytes | None,
+) -> str:
+    lane, sequence, effect_key, message_id, offset = place
+    case = Case(
+        "", "rejected", "", True, lane, sequence, effect_key, message_id, offset, 1, "", 0, record=original
+    )
     record = Record(Channel.COMMANDS, 0, None, None)
     checked = original.value if value is None else value
-    return revive_case(record, case, checked, envelope_of(settings, news.topic, None), home)
+    return revive_case(record, case, checked, envelope_of(settings, home.topic, None), home)
 
 
 def differences(old: bytes | None, new: bytes) -> list[Difference] | None:

@@ -7,6 +7,7 @@ takes one command, and what was resolved meanwhile is not asked for any more.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import islice
@@ -31,6 +32,7 @@ class Tally:
 
     Attributes:
         ended_in_case: applied ones whose delivery ended in a new case.
+        outcomes: how many deliveries came to what.
         notable: the first answers that are refusals, or name a new case.
     """
 
@@ -38,6 +40,7 @@ class Tally:
     applied: int = 0
     refused: int = 0
     ended_in_case: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
     notable: list[CommandAnswer] = field(default_factory=list)
 
     @property
@@ -52,6 +55,8 @@ class Tally:
         else:
             self.applied += 1
             self.ended_in_case += bool(answer.next_case)
+            if answer.outcome:
+                self.outcomes[answer.outcome] += 1
         if (answer.why or answer.next_case) and len(self.notable) < KEPT:
             self.notable.append(answer)
 

@@ -13,8 +13,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).parent
 DEMANDS = frozenset(range(1, 27))
-# Replays of dead letters (29) come with their commands.
-CASES = frozenset(range(1, 45)) - {29}
+CASES = frozenset(range(1, 45))
 
 _DEMAND = re.compile(r"\bS(\d+)\b")
 _CASES = re.compile(r"\b[Cc]ases?\s+((?:\d+(?:\s*(?:,|and|/)\s*)?)+)")

@@ -71,6 +71,10 @@ class AbandonedError(LanewayError):
     """The partition left while its ledger was being opened: nobody waits for it any more."""
 
 
+class _TooSlowError(LanewayError):
+    """A restore took so long that compaction may have removed deletions which it had not read yet."""
+
+
 class Changelog(msgspec.Struct, frozen=True):
     """The changelog of one partition as it is when a restore begins.
 
@@ -135,6 +139,10 @@ class ChangelogOpener:
             try:
                 ledger, mark = self._fitting(partition, ledger, changelog)
                 opening = self._restore(partition, ledger, changelog, mark)
+            except _TooSlowError as error:
+                changelog = self._look(partition)
+                ledger = self._anew(partition, ledger, changelog, error.what)
+                opening = self._restore(partition, ledger, changelog, None)
             except ChangelogFormatError as error:
                 raise ChangelogFormatError(error.what, where=str(changelog), mend=error.mend) from error
             except LedgerFormatError as error:
@@ -301,7 +309,7 @@ class ChangelogOpener:
         start = partition.starts[Channel.SOURCE]
         if opening.meta is not None and start > frontier(opening.meta, Channel.SOURCE):
             log.warning(
-                "%s: offsets %d to %d are passed over, as the group was told",
+                "%s: offsets %d to %d are passed over, as %s",
                 partition,
                 frontier(opening.meta, Channel.SOURCE),
                 start,
@@ -334,12 +342,24 @@ class ChangelogOpener:
             busy_s += spent_s
         if bulk:
             ledger.end_restore()
+        self._require_in_time(changelog)
         done = ChangelogMark(changelog.topic_id, progress.position, changelog.looked_ms)
         ledger.apply_changes((), done)
         partition.changelog_next = progress.position
         if progress.seen_s - progress.began_s > TELL_EVERY_S:
             log.info("%s: restored, %s", partition, progress)
         return ledger.opening()
+
+    def _require_in_time(self, changelog: Changelog) -> None:
+        """A ledger may be as old as half of what tombstones stay; the other half is for bringing it up."""
+        took_ms = time.time_ns() // 1_000_000 - changelog.looked_ms
+        if took_ms >= changelog.tombstones_ms // 2:
+            raise _TooSlowError(
+                f"its last restore took {took_ms / 1000:.0f} s, and what was deleted meanwhile may be "
+                f"forgotten (delete.retention.ms is {changelog.tombstones_ms})",
+                where=str(changelog),
+                mend="raise delete.retention.ms of the topic, or give the worker more of its machine",
+            )
 
     def _read(
         self, partition: Partition, changelog: Changelog, progress: RestoreProgress

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -9,9 +10,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from laneway.consumer.kafka.cluster import Cluster as KafkaCluster
 from laneway.consumer.partition import State
 from laneway.consumer.restore import AbandonedError, ChangelogOpener
 from laneway.consumer.settings.model import LedgerSettings, Settings
+from laneway.consumer.topics import TopicInfo
 from laneway.errors import ChangelogFormatError, LanewayError, LedgerFormatError, RefusedError, StateDirError
 from laneway.lanes.record import Channel
 from laneway.lanes.view import PutEffect
@@ -273,10 +276,10 @@ def test_a_ledger_of_local_mode_is_moved_aside(scene: Scene) -> None:
 
 
 def flip(store: Path) -> None:
-    """Change bytes in the middle of every log and table."""
+    """Change bytes of every log and table where effects lie, which an opening does not read."""
     for path in [*store.glob("*.log"), *store.glob("*.sst")]:
         data = bytearray(path.read_bytes())
-        for at in range(len(data) // 3, 2 * len(data) // 3):
+        for at in range(len(data) // 8, len(data) // 4):
             data[at] ^= 0x5A
         path.write_bytes(data)
 
@@ -458,3 +461,38 @@ def test_a_group_that_begins_knows_whether_it_has_a_ledger(scene: Scene) -> None
     assert not opener.has_ledger(scene.source, 0)
     scene.write(scene.producer(), cycle(1, "a"))
     assert opener.has_ledger(scene.source, 0)
+
+
+def test_a_restore_that_takes_too_long_begins_anew(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    """Deletions that compaction may have taken meanwhile are not missed: it is read again, once."""
+    scene.write(scene.producer(), cycle(1, "a"))
+    looks: list[TopicInfo] = []
+
+    def look(topic: str) -> TopicInfo:
+        looks.append(_described(scene, topic))
+        return looks[-1] if len(looks) > 1 else _forgetting(looks[-1])
+
+    ledger, _ = scene.open(describe=look)
+
+    assert keys_of(ledger, "a") == ["a"]
+    assert len(looks) == 2
+    assert "its last restore took" in caplog.text
+
+
+def test_a_restore_that_is_always_too_slow_is_an_error(scene: Scene) -> None:
+    """It says what to change, and leaves no ledger behind that would be taken for a whole one."""
+    scene.write(scene.producer(), cycle(1, "a"))
+    with pytest.raises(LanewayError, match=r"took .* s, and what was deleted") as caught:
+        scene.open(describe=lambda topic: _forgetting(_described(scene, topic)))
+    assert "raise delete.retention.ms" in str(caught.value)
+
+    assert keys_of(scene.open()[0], "a") == ["a"]
+
+
+def _described(scene: Scene, topic: str) -> TopicInfo:
+    with KafkaCluster(scene.settings) as cluster:
+        return cluster.topics([topic])[topic]
+
+
+def _forgetting(topic: TopicInfo) -> TopicInfo:
+    return dataclasses.replace(topic, configs={**topic.configs, "delete.retention.ms": "0"})

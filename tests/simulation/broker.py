@@ -61,6 +61,7 @@ class Log:
         self.start = 0
         self.compacted_below = 0
         self.records: list[Stored | None] = []
+        self._horizons: dict[int, int] = {}
         self._open: dict[Transaction, int] = {}
         self._of: dict[int, Transaction] = {}
         self._written: dict[Transaction, list[int]] = {}
@@ -107,7 +108,11 @@ class Log:
         return self.records[offset]
 
     def compact_changes(self, now_ms: int, keep_tombstones_ms: int) -> None:
-        """Log compaction: the last committed value of each key stays; tombstones stay for a while."""
+        """Log compaction: the last committed value of each key stays.
+
+        A tombstone stays for a while from the first pass that meets it: who has read what it deletes, which
+        that pass removes, has as long to read on.
+        """
         seen: set[bytes | None] = set()
         self.compacted_below = self.stable
         # From the very first: what is deleted for a while is compacted with the rest.
@@ -116,7 +121,9 @@ class Log:
             if record is None:
                 self.records[offset] = None
                 continue
-            is_old = record.value is None and now_ms - record.timestamp_ms > keep_tombstones_ms
+            is_old = record.value is None and now_ms > self._horizons.setdefault(
+                offset, now_ms + keep_tombstones_ms
+            )
             if is_old or record.key in seen:
                 self.records[offset] = None
             seen.add(record.key)

@@ -65,7 +65,7 @@ class Decisions:
         """The coordinator has aborted it: it was open for too long."""
         self._world.tell(None, f"transaction of process {transaction.who} timed out")
         alive = any(p.ident == transaction.who and not p.is_dead for p in self._world.processes)
-        if alive and self.calm_ms is not None and transaction.began_ms >= self.calm_ms:
+        if alive and self.calm_ms is not None and transaction.began_ms > self.calm_ms:
             raise Broken(8, f"a transaction of process {transaction.who} hangs")
 
     def applied(self, handle: Handle, mark: ChangelogMark) -> None:

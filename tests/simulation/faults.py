@@ -18,6 +18,8 @@ class Faults:
     def __init__(self, world: World) -> None:
         self._world = world
         self._damaged_until = -1
+        self._broke_a_restore = False
+        self._hours = 0
 
     def strike(self, fault: Fault) -> None:
         """It goes wrong now."""
@@ -107,16 +109,30 @@ class Faults:
     def _night(self, fault: Fault) -> None:
         """Nothing happens for long: transactions time out, stores grow old, tombstones may go.
 
-        Never in the middle of a restore: one that takes half as long as tombstones stay is beyond any bound.
+        The log cleaner comes by at its beginning and at its end. Some nights wait for a restore, and fall
+        into its middle; another in the restore that has to follow is beyond any bound.
         """
-        if any(process.waiting for process in self._world.processes):
-            return
-        self._world.clock.advance(DELETE_RETENTION_MS // (1 + fault.amount % 2) + 500)
+        self._hours = DELETE_RETENTION_MS // (1 + fault.amount % 2) + 500
+        if fault.amount % 3:
+            self._fall()
+
+    def _fall(self) -> None:
+        if self._restores():
+            if self._broke_a_restore:
+                return
+            self._broke_a_restore = True
+        self._clean()
+        self._world.clock.advance(self._hours)
+        self._hours = 0
+        self._clean()
+
+    def _restores(self) -> bool:
+        return any(process.waiting for process in self._world.processes)
 
     def _truncate(self, fault: Fault) -> None:
         """Somebody deletes the beginning of a changelog: who has no ledger of it must refuse."""
         world = self._world
-        if any(process.waiting for process in world.processes):
+        if self._restores():
             return
         log = world.cluster.log(LEDGER, fault.target % world.plan.config.partitions)
         log.start = min(log.stable, log.end * 2 // 3)
@@ -137,6 +153,8 @@ class Faults:
         """What goes by itself has gone."""
         if step == self._damaged_until:
             self.bring_back()
+        if self._hours and self._restores():
+            self._fall()
 
     def bring_back(self) -> None:
         """Somebody restores what was deleted."""
@@ -147,6 +165,9 @@ class Faults:
 
     def last_compaction(self) -> None:
         """The log cleaner comes at last to every changelog."""
+        self._clean()
+
+    def _clean(self) -> None:
         for number in range(self._world.plan.config.partitions):
             log = self._world.cluster.log(LEDGER, number)
             log.compact_changes(self._world.clock.steady_ms, DELETE_RETENTION_MS)

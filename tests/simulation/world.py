@@ -12,14 +12,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import msgspec
-
-import laneway
 from laneway.consumer.partition import Partition, State
 from laneway.lanes.envelope import Envelope
 from laneway.lanes.settling import Rules
-from laneway.pipeline import Delivery, Pipeline, Processor
+from laneway.pipeline import Pipeline
 from tests.invariants import Broken
+from tests.simulation.applications import PIPELINES, current, play
 from tests.simulation.broker import Group, Stored
 from tests.simulation.cluster import Cluster
 from tests.simulation.dice import Dice
@@ -89,7 +87,7 @@ class World:
             Disk(watch.on_write, watch.on_apply, watch.outside.forgets) for _ in range(config.machines)
         ]
         self.faults = Faults(self)
-        self.pipeline: Pipeline[object] = _DECODING if config.decodes else _PIPELINE
+        self.pipeline: Pipeline[object] = PIPELINES[config.handler, config.decodes]
         self.envelope: Envelope | None = None
         self.rules: Rules | None = None
         self.processes: list[Process] = []
@@ -120,8 +118,7 @@ class World:
         Raises:
             Broken: an invariant does not hold.
         """
-        global _CURRENT  # noqa: PLW0603 - the seams of the worker's module have to find their world
-        _CURRENT = self
+        play(self)  # the seams of the worker's module have to find their world
         plan = self.plan
         letters, faults = list(plan.letters), sorted(plan.faults, key=lambda fault: fault.step)
         deeds = list(plan.deeds or ())
@@ -259,6 +256,9 @@ class World:
     def _heal(self) -> None:
         """From here on nothing goes wrong any more."""
         self.tell(None, "calm from here on")
+        for process in self.processes:
+            while process.producer is not None and process.producer.on_the_way:
+                process.producer.land_one()
         self.cluster.is_calm = True
         self.watch.decisions.calm_ms = self.clock.steady_ms
         if self.plan.config.changelog:
@@ -438,50 +438,10 @@ class World:
             )
 
 
-_CURRENT: World | None = None
-
-
-def _current() -> World:
-    assert _CURRENT is not None
-    return _CURRENT
-
-
-class _CompiledOnce(Pipeline[Any]):
-    """A processor keeps nothing of what it reads, and building one takes as long as a tenth of a history."""
-
-    _compiled: Processor | None = None
-
-    def compile(self, extra_temporary: tuple[type[BaseException], ...] = ()) -> Processor:
-        """See `Pipeline`."""
-        if self._compiled is None:
-            self._compiled = super().compile(extra_temporary)
-        return self._compiled
-
-
-_PIPELINE = _CompiledOnce(payload=dict[str, int | str])
-
-
-def _decode(value: bytes) -> object:
-    """A decoder that hangs on a registry, which is not always there."""
-    world = _current()
-    if not world.cluster.is_calm and world.random.random() < 0.1:
-        raise laneway.Unavailable(300)
-    return msgspec.json.decode(value)
-
-
-_DECODING = _CompiledOnce(payload=dict[str, int | str], decode=_decode)
-
-
-@_DECODING.handler
-@_PIPELINE.handler
-def _handle(delivery: Delivery[Any]) -> str | None:
-    return _current().watch.answer(delivery)
-
-
 def happen(plan: Plan, *, trace: bool = False) -> tuple[World, Broken | None]:
     """Let a history happen; returns its world, and the promise that it broke."""
     world = World(plan, trace=trace)
-    with seams(_current, world.clock), world:
+    with seams(current, world.clock), world:
         try:
             world.run()
         except Broken as broken:

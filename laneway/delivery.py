@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final, Generic, TypeVar
 
 from laneway.emitting import emitted_of
-from laneway.lanes.record import Headers, Record
+from laneway.lanes.record import Headers, Record, run_of
 from laneway.lanes.verdict import Emitted
 
 T = TypeVar("T")
@@ -90,6 +90,14 @@ class Delivery(Generic[T]):
     def attempt(self) -> int:
         """1 on the first delivery; counts on with every retry, across restarts."""
         return self._record.attempt
+
+    @property
+    def run(self) -> int:
+        """0 in the normal flow; in a deliberate repeat (`laneway rerun`) the number of that rerun.
+
+        A target that knows the effect key refuses the repeat as a duplicate, unless it gets this number too.
+        """
+        return run_of(self._record)
 
     @property
     def redelivered(self) -> bool:

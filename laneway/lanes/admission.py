@@ -159,14 +159,16 @@ def standing(effect: Effect | None, origin_offset: int, payload_hash: bytes) -> 
     """What the ledger knows of an effect, seen from one record.
 
     Args:
-        payload_hash: needed only when the effect is finished; else ignored.
+        payload_hash: needed only when the effect is finished, or repeated; else ignored.
     """
     if effect is None or effect.state is EffectState.QUEUED:
         return Standing.UNKNOWN
-    if effect.state in FINISHED:
+    # What is repeated on purpose has happened, whatever the repeat came to: a copy of it changes nothing.
+    repeated = effect.run > 0 and effect.offset != origin_offset
+    if effect.state in FINISHED or repeated:
         if effect.payload_hash == payload_hash:
             return Standing.FINISHED_SAME
-        quarantined = effect.state is EffectState.QUARANTINED
+        quarantined = effect.state is EffectState.QUARANTINED and not repeated
         return Standing.QUARANTINED_OTHER if quarantined else Standing.FINISHED_OTHER
     if effect.offset != origin_offset:
         return Standing.FOREIGN_OPEN

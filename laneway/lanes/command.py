@@ -39,6 +39,7 @@ ACTIONS: Final[Mapping[str, ActionRule]] = {
     "discard": ActionRule(),
     "set-next": ActionRule(fields=("sequence",)),
     "replay-letter": ActionRule(needs_case=False, runs=True, fields=("letter",)),
+    "rerun": ActionRule(needs_case=False, runs=True, fields=("repeat",)),
     "pause": ActionRule(needs_case=False),
     "resume": ActionRule(needs_case=False),
 }
@@ -66,6 +67,26 @@ class Letter(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, fo
     out_of_order: bool = False
 
 
+class Repeat(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, forbid_unknown_fields=True):
+    """An effect that is to happen once more. Its record travels, for the ledger has no bytes of it.
+
+    Attributes:
+        effect_key, offset: of the effect, as the ledger has it.
+        run: the number of this rerun; an effect happens once for each.
+        behind: the effect of the same lane that has to have succeeded in this rerun before; "" for the first.
+        key, value, headers, timestamp_ms: the record as it was published.
+    """
+
+    effect_key: str
+    offset: int
+    run: int
+    behind: str = ""
+    key: bytes | None = None
+    value: bytes | None = None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+    timestamp_ms: int = 0
+
+
 class Command(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, forbid_unknown_fields=True):
     """One command, as the value of a record of the commands topic.
 
@@ -82,6 +103,7 @@ class Command(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, f
         value: of replay-with, and of a corrected replay-letter: the corrected value, whole, as a publisher
             would send it.
         letter: of replay-letter: the dead letter.
+        repeat: of rerun: the effect.
     """
 
     format: int
@@ -99,6 +121,7 @@ class Command(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, f
     result_key: str | None = None
     value: bytes | None = None
     letter: Letter | None = None
+    repeat: Repeat | None = None
 
     @property
     def rule(self) -> ActionRule:

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from laneway.lanes.command import ACTIONS, COMMAND_FORMAT, Command, Letter
+from laneway.lanes.command import ACTIONS, COMMAND_FORMAT, Command, Letter, Repeat
 from laneway.lanes.envelope import MAX_TEXT_BYTES
 from laneway.lanes.failures import bounded
 from laneway.lanes.forward import Home
@@ -62,7 +62,21 @@ def _fault(command: Command, home: Home) -> str:
     letter = command.letter
     if letter is not None and (command.action != "replay-letter" or not command.lane or _is_broken(letter)):
         return "broken-command"
+    repeat = command.repeat
+    if repeat is not None and (command.action != "rerun" or not command.lane or _is_no_repeat(repeat)):
+        return "broken-command"
     return ""
+
+
+def _is_no_repeat(repeat: Repeat) -> bool:
+    """Whether a repeat says what none of ours could."""
+    numbers = (repeat.offset, repeat.run - 1, abs(repeat.timestamp_ms))
+    names = (repeat.effect_key, repeat.behind, *(name for name, _ in repeat.headers))
+    return (
+        not repeat.effect_key
+        or any(not 0 <= number <= MAX_INTEGER for number in numbers)
+        or any(_is_hostile(name) for name in names)
+    )
 
 
 def _is_broken(letter: Letter) -> bool:

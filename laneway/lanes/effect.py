@@ -79,6 +79,8 @@ class Effect(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
         due_ms: epoch ms of the next admission while in retry_wait, else 0.
         case_id: the case that holds it, or "".
         replay: its dead letter was replayed; what becomes of it is known by that from then on.
+        run: 0 until somebody repeats it on purpose; then the number of that rerun. Above 0 it has succeeded
+            before, whatever its state is.
     """
 
     state: EffectState
@@ -97,6 +99,7 @@ class Effect(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     due_ms: int = 0
     case_id: str = ""
     replay: Replay | None = None
+    run: int = 0
 
 
 def check_transition(effect_key: str, before: Effect | None, after: EffectState) -> None:

@@ -8,7 +8,7 @@ from typing import Protocol
 from laneway.errors import LanewayError
 from laneway.lanes.canonical import payload_hash
 from laneway.lanes.case import Case
-from laneway.lanes.command import Letter
+from laneway.lanes.command import Letter, Repeat
 from laneway.lanes.effect import Effect
 from laneway.lanes.envelope import Envelope
 from laneway.lanes.forward import Home, foreign
@@ -75,9 +75,14 @@ def revive_case(record: Record, case: Case, corrected: bytes | None, envelope: E
 
 
 def revive_letter(
-    record: Record, letter: Letter, effect: Effect, corrected: bytes | None, envelope: Envelope, home: Home
+    record: Record,
+    letter: Letter | Repeat,
+    effect: Effect,
+    corrected: bytes | None,
+    envelope: Envelope,
+    home: Home,
 ) -> str:
-    """Give a command's record the bytes of a dead letter, and the identity that the ledger has of it.
+    """Give a command's record the bytes that travelled with it, and the identity that the ledger has of it.
 
     The same as `revive_case` in all else.
     """

@@ -28,7 +28,7 @@ from laneway.lanes.books import Books
 from laneway.lanes.breaker import Breaker
 from laneway.lanes.canonical import payload_hash
 from laneway.lanes.case import Case
-from laneway.lanes.command import Command, Letter
+from laneway.lanes.command import Command, Letter, Repeat
 from laneway.lanes.dead_letter import has_begun, refusal_of_letter
 from laneway.lanes.effect import FINISHED, Effect, EffectState
 from laneway.lanes.envelope import Envelope
@@ -38,6 +38,7 @@ from laneway.lanes.forward import Home
 from laneway.lanes.lane import Lane
 from laneway.lanes.overlay import Known
 from laneway.lanes.record import Channel, Record, is_lane_of_one
+from laneway.lanes.rerun import has_begun_again, refusal_of_repeat, waits_behind
 from laneway.lanes.resolving import Resolving, pause_of, refusal, refusal_of_next
 from laneway.lanes.settling import Rules, Settling
 from laneway.lanes.work import Work
@@ -79,7 +80,7 @@ class Judging:
     def judge(self, work: Work, known: Known, now_ms: int) -> list[Record]:
         """Judge a lane until something may run; nothing when it has to wait, or nothing is left."""
         while True:
-            if work.commands:
+            if work.commands and not waits_behind(work.commands[0].command, work.state):
                 starts = self._judge_command(work, work.commands[0], known, now_ms)
                 if starts is None:
                     return []
@@ -242,7 +243,7 @@ class Judging:
         return place(order, record.sequence, last, first_sequence)
 
     def _decide(self, record: Record, effect: Effect | None, in_turn: bool) -> Decision:
-        if effect is not None and effect.state in FINISHED:
+        if effect is not None and (effect.state in FINISHED or effect.run):
             record.payload_hash = payload_hash(record.payload, record.value)
         where = standing(effect, record.origin_offset, record.payload_hash)
         if not in_turn:
@@ -354,6 +355,8 @@ class Judging:
         """A command about a lane, or about what it has done with; answers as `_judge_first` does."""
         if command.letter is not None:
             return self._judge_letter(work, record, command, command.letter, known, now_ms)
+        if command.repeat is not None:
+            return self._judge_repeat(work, record, command.repeat, known, now_ms)
         self._pause(work, record, command, now_ms)
         return False
 
@@ -382,6 +385,10 @@ class Judging:
         record.attempt = letter.attempt + 1
         record.first_failed_ms = effect.first_failed_ms
         record.prior = effect
+        return self._begin(work, record, now_ms, begun=begun)
+
+    def _begin(self, work: Work, record: Record, now_ms: int, *, begun: bool) -> bool | None:
+        """Start what a command asks for; where it has begun before, and nobody knows how it ended, a case."""
         if begun:
             done = self._settling.conflict(
                 record, "outcome-unknown", work.state, None, holds=True, now_ms=now_ms
@@ -391,6 +398,34 @@ class Judging:
         if work.rest_until_ms > now_ms:
             return None
         return self._start(work, record, now_ms)
+
+    def _judge_repeat(
+        self, work: Work, record: Record, repeat: Repeat, known: Known, now_ms: int
+    ) -> bool | None:
+        """An effect is to happen once more, as the next attempt; answers as `_judge_first` does."""
+        before = None
+        for key in filter(None, (repeat.behind, repeat.effect_key)):
+            if self._is_undecided(key, work):
+                return None
+            record.effect_key = key
+            self._ledger.read_effects((record,), known)
+        if repeat.behind:
+            before = self._ledger.effect(repeat.behind, known)
+        effect = self._ledger.effect(repeat.effect_key, known)
+        begun = has_begun_again(repeat, effect)
+        why = "" if begun else refusal_of_repeat(repeat, work.lane, effect, before, work.state)
+        if not why and effect is not None:
+            try:
+                why = revive_letter(record, repeat, effect, None, self._envelope, self._home)
+            except HandlerSignal as signal:
+                self._lanes.rest(work, now_ms + read_again_ms(signal))
+                return None
+        if why or effect is None:
+            self._books.settle(self._resolving.refused(record, why, now_ms), None, work)
+            return False
+        record.attempt = effect.attempt + (not begun)
+        record.prior = effect
+        return self._begin(work, record, now_ms, begun=begun)
 
     def _pause(self, work: Work, record: Record, command: Command, now_ms: int) -> None:
         """Pause or resume a lane."""

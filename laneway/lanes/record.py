@@ -128,6 +128,14 @@ def replay_of(record: Record) -> Replay | None:
     return Replay(letter.forward_id, (before.count if before is not None else 0) + 1)
 
 
+def run_of(record: Record) -> int:
+    """The number of the rerun that a delivery belongs to; 0 for the normal flow."""
+    prior, command = record.prior, record.command
+    if command is not None and command.repeat is not None:
+        return command.repeat.run
+    return prior.run if prior is not None and prior.offset == record.origin_offset else 0
+
+
 def size_bytes(key: bytes | None, value: bytes | None, headers: Headers) -> int:
     """Bytes of key, value and headers."""
     size = len(key or b"") + len(value or b"")

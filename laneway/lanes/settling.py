@@ -16,7 +16,7 @@ from laneway.lanes.case import Case, case_id, required_check
 from laneway.lanes.effect import Effect, EffectState, check_transition
 from laneway.lanes.forward import Forwarder, Home, raw_of, with_raw
 from laneway.lanes.lane import NEW_LANE, Hold, HoldKind, Lane, Parked
-from laneway.lanes.record import Channel, Record, is_lane_of_one, replay_of
+from laneway.lanes.record import Channel, Record, is_lane_of_one, replay_of, run_of
 from laneway.lanes.settlement import Settled, Settlement
 from laneway.lanes.verdict import Ack, Outcome, Reject, Retry, Review
 from laneway.lanes.view import PutCase, PutEffect, PutLane, PutParked
@@ -213,7 +213,8 @@ class Settling:
     def _succeeded(
         self, record: Record, result_key: str | None, lane: Lane, now_ms: int
     ) -> tuple[Settlement, Lane]:
-        done = Settlement(record, Settled.SUCCEEDED, [], "", result_key)
+        run = run_of(record)
+        done = Settlement(record, Settled.SUCCEEDED, [], f"run {run}" if run else "", result_key)
         self._put_effect(done, record, EffectState.SUCCEEDED, "", now_ms, result_key=result_key)
         return done, self._moved_past(done, record, lane)
 
@@ -248,8 +249,9 @@ class Settling:
         self, record: Record, verdict: Reject, outcome: Outcome, lane: Lane, now_ms: int
     ) -> tuple[Settlement, Lane]:
         done = Settlement(record, Settled.QUARANTINED, [], verdict.reason)
-        # A replayed dead letter goes back to where it lay: its lane had moved past it, and goes on.
-        came_back = replay_of(record) is not None
+        # What is replayed or repeated holds nothing when it is refused: its lane had moved past it, and goes
+        # on.
+        came_back = replay_of(record) is not None or run_of(record) > 0
         holds = not (self._rules.pass_after_reject or came_back or is_lane_of_one(record.lane))
         opened = (
             self._delivery_case(record, "rejected", outcome.cause, outcome, holds=True, now_ms=now_ms)
@@ -323,6 +325,7 @@ class Settling:
                     due_ms,
                     ident,
                     replay_of(record),
+                    run_of(record),
                 ),
             )
         )

@@ -1,0 +1,306 @@
+"""Effects that happen once more on purpose: in order, once for each run, apart from the normal flow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from laneway.lanes.admission import Order
+from laneway.lanes.command import Repeat
+from laneway.lanes.effect import Effect, EffectState
+from laneway.lanes.record import Channel, Record, run_of
+from laneway.lanes.settlement import Settled
+from laneway.lanes.settling import Rules
+from laneway.lanes.verdict import ACK, Outcome
+from tests.lanes.cases import LATER, POISON, UNKNOWN
+from tests.lanes.driver import MANY
+from tests.lanes.operated import Operated
+
+
+class Rerun(Operated):
+    """A partition whose handler notes the run that it sees.
+
+    Attributes:
+        seen: effect key and run number of each delivery, in order.
+        answers_with: what the handler does in place of an Ack, by effect key and run.
+    """
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        self.seen: list[tuple[str, int]] = []
+        self.answers_with: dict[tuple[str, int], Outcome] = {}
+        super().__init__(*args, **named)
+        self.handler = self._handle
+
+    def _handle(self, record: Record) -> Outcome:
+        about = (record.effect_key, run_of(record))
+        self.seen.append(about)
+        return self.answers_with.get(about, ACK)
+
+    def again(self, key: str, /, run: int = 1, behind: str = "", **members: Any) -> int:
+        """Ask for an effect once more; returns the offset of the command."""
+        effect = self.known(key)
+        stored = self.topics[Channel.SOURCE][effect.offset]
+        assert stored is not None
+        repeat = Repeat(
+            key,
+            effect.offset,
+            run,
+            behind,
+            stored.key,
+            stored.value,
+            stored.headers,
+            stored.timestamp_ms,
+        )
+        return self.command("rerun", lane_id=effect.lane, repeat=msgspec.structs.replace(repeat, **members))
+
+    def known(self, effect_key: str) -> Effect:
+        """What the ledger knows of an effect that it knows."""
+        effect = self.effect(effect_key)
+        assert effect is not None
+        return effect
+
+    def chain(self, *effect_keys: str, run: int = 1) -> list[int]:
+        """Ask for effects of one lane in their order."""
+        behind = ("", *effect_keys)
+        return [self.again(key, run, behind[at]) for at, key in enumerate(effect_keys)]
+
+    def whys(self, offsets: list[int]) -> list[str]:
+        """What was answered: how it ended, or why it was refused."""
+        answers = [self.answer(offset) for offset in offsets]
+        return [answer.why or answer.outcome for answer in answers]
+
+
+def happened(rules: Rules | None = None, *numbers: int) -> Rerun:
+    """A lane whose effects have all happened."""
+    driver = Rerun(rules)
+    driver.produce_many("a", *(numbers or (1, 2, 3)))
+    driver.rest()
+    driver.check_at_rest()
+    driver.seen.clear()
+    return driver
+
+
+@pytest.mark.parametrize("order", list(Order))
+def test_effects_happen_once_more_in_order(order: Order) -> None:
+    """Each runs once, in the order of its key; the handler sees the number, the lane stays where it is."""
+    driver = happened(Rules(order=order))
+    lane = driver.lane("a")
+    asked = driver.chain("a1", "a2", "a3")
+    driver.rest()
+    assert driver.seen == [("a1", 1), ("a2", 1), ("a3", 1)]
+    assert driver.whys(asked) == ["succeeded"] * 3
+    assert driver.lane("a") == lane
+    assert [driver.known(key).run for key in ("a1", "a2", "a3")] == [1, 1, 1]
+    assert (Settled.SUCCEEDED, "run 1") in driver.ends_of(0)
+    driver.produce("a", 4)
+    driver.produce("a", 2)
+    driver.rest()
+    assert driver.seen[3:] == [("a4", 0)], "a copy of what was repeated is a duplicate"
+    assert driver.cases() == []
+    driver.check_at_rest()
+
+
+def test_an_effect_happens_once_for_each_run() -> None:
+    """The same run twice is one, an older one is refused, a newer one is another."""
+    driver = happened()
+    asked = [driver.again("a1", 2), driver.again("a1", 2), driver.again("a1", 1), driver.again("a1", 3)]
+    driver.rest()
+    assert driver.seen == [("a1", 2), ("a1", 3)]
+    first, again, older, newer = driver.whys(asked)
+    assert (first, newer) == ("succeeded", "succeeded")
+    assert "has ended run 2 already" in again
+    assert "was repeated since, in run 2" in older
+    assert [act.attempt for act in driver.acts if act.effect_key == "a1"] == [1, 2, 3]
+    driver.check_at_rest()
+
+
+def test_what_comes_behind_a_failure_does_not_run() -> None:
+    """A repeat that is refused stops its key in this run, holds nothing, and the normal flow goes on."""
+    driver = happened()
+    driver.answers_with["a2", 1] = POISON
+    asked = driver.chain("a1", "a2", "a3")
+    driver.produce("a", 4)
+    driver.rest()
+    assert driver.seen == [("a1", 1), ("a2", 1), ("a4", 0)]
+    assert driver.whys(asked)[:2] == ["succeeded", "quarantined"]
+    assert "'a2' of its key has not succeeded in run 1" in driver.whys(asked)[2]
+    assert driver.cases() == []
+    # It has happened before, so a copy is no new effect, and no correction of something that did not.
+    driver.produce("a", 2)
+    driver.rest()
+    assert driver.cases() == []
+    assert len(driver.seen) == 3
+    driver.check_at_rest()
+
+
+def test_a_retry_of_a_repeat_is_waited_for() -> None:
+    """A temporary failure takes its retry; repeats behind it wait, what comes of the key is parked."""
+    driver = happened()
+    driver.answers_with["a1", 1] = LATER
+    asked = driver.chain("a1", "a2")
+    driver.rest(wait=False)
+    assert driver.seen == [("a1", 1)]
+    driver.produce("a", 4)
+    driver.produce("a", 1)
+    driver.rest(wait=False)
+    assert driver.seen == [("a1", 1)]
+    assert driver.known("a1").state is EffectState.RETRY_WAIT
+    assert driver.cases() == [], "a copy of an effect that is being repeated contradicts nothing"
+    driver.crash()
+    driver.answers_with.clear()
+    driver.rest()
+    assert driver.seen == [("a1", 1), ("a1", 1), ("a2", 1), ("a4", 0)]
+    assert driver.whys(asked) == ["retry_wait", "succeeded"]
+    assert driver.known("a1").run == 1
+    driver.check_at_rest()
+
+
+def test_a_repeat_that_a_person_has_to_see() -> None:
+    """A bug is a case that holds the key, as of any record; once it is decided the run goes on behind it."""
+    driver = happened()
+    driver.answers_with["a1", 1] = UNKNOWN
+    asked = driver.chain("a1", "a2")
+    driver.produce("a", 4)
+    driver.rest()
+    case = driver.case("unclassified-failure")
+    assert driver.seen == [("a1", 1)]
+    assert driver.whys(asked) == [
+        "in_review",
+        f"case {case.case_id} of its key is open; that has to be decided first",
+    ]
+    driver.answers_with.clear()
+    driver.applied("replay", case)
+    again = driver.chain("a1", "a2")
+    driver.rest()
+    assert driver.seen[1:] == [("a1", 1), ("a4", 0), ("a2", 1)]
+    assert "has ended run 1 already" in driver.whys(again)[0]
+    assert driver.whys(again)[1] == "succeeded"
+    driver.check_at_rest()
+
+
+def test_it_waits_for_what_runs() -> None:
+    """One delivery of a key at a time: a repeat and the normal flow never run beside each other."""
+    driver = happened()
+    driver.produce("a", 4)
+    driver.poll()
+    (run,) = driver.hand_out()
+    driver.step(run)
+    asked = driver.again("a1")
+    driver.poll()
+    assert driver.hand_out() == []
+    driver.finish(run)
+    driver.rest()
+    assert driver.seen == [("a4", 0), ("a1", 1)]
+    assert driver.answer(asked).outcome == "succeeded"
+    driver.check_at_rest()
+
+
+def crashes(driver: Rerun) -> None:
+    """Begin what can be begun, and die with it in the handler."""
+    driver.poll()
+    if not (runs := driver.hand_out()):
+        driver.settle()
+        runs = driver.hand_out()
+    for run in runs:
+        driver.step(run)
+    driver.crash()
+    driver.rest()
+
+
+def test_a_crash_in_a_repeat() -> None:
+    """The command comes again with the same number, as the same attempt, marked as redelivered."""
+    driver = happened()
+    asked = driver.again("a1", 7)
+    crashes(driver)
+    assert driver.seen == [("a1", 7), ("a1", 7)]
+    assert [(act.attempt, act.redelivered) for act in driver.acts[-2:]] == [(2, False), (2, True)]
+    assert (driver.known("a1").run, driver.answer(asked).outcome) == (7, "succeeded")
+    driver.check_at_rest()
+
+
+def test_a_crash_in_a_repeat_where_unknown_outcomes_are_reviewed() -> None:
+    """on_unknown_outcome = "review": a repeat that has begun and not ended is asked about, not run."""
+    driver = happened(Rules(intents=True, max_run=1))
+    driver.again("a1", 7)
+    crashes(driver)
+    assert driver.seen == [("a1", 7)]
+    case = driver.case("outcome-unknown")
+    driver.applied("run-again", case)
+    assert driver.seen == [("a1", 7), ("a1", 7)]
+    assert driver.known("a1").run == 7
+    lane = driver.lane("a")
+    assert lane is not None
+    assert lane.last == 3
+    driver.check_at_rest()
+
+
+REFUSED: list[tuple[str, Callable[[Rerun], int]]] = [
+    ("knows nothing of effect 'x'", lambda d: d.again("a1", effect_key="x")),
+    ("was made by offset 0; the record of 1 was a copy", lambda d: d.again("a1", offset=1)),
+    ("'b9' of its key has not succeeded in run 1", lambda d: d.again("a1", behind="b9")),
+]
+
+
+@pytest.mark.parametrize(("why", "ask"), REFUSED)
+def test_what_is_refused(why: str, ask: Callable[[Rerun], int]) -> None:
+    """What the ledger does not know as this effect of this key has nothing to be repeated."""
+    driver = happened()
+    offset = ask(driver)
+    driver.rest()
+    assert why in driver.answer(offset).why
+    assert driver.seen == []
+    driver.check_at_rest()
+
+
+def test_what_has_not_succeeded_is_not_repeated() -> None:
+    """A dead letter and an open effect have ways of their own; a held key is decided first."""
+    driver = Rerun(Rules(pass_after_reject=True))
+    driver.answers_with["a2", 0] = POISON
+    driver.answers_with["b1", 0] = UNKNOWN
+    driver.produce_many("a", 1, 2, 3)
+    driver.produce("b", 1)
+    driver.rest()
+    asked = [driver.again("a2"), driver.again("b1")]
+    driver.applied("pause", lane="a")
+    asked.append(driver.again("a1"))
+    driver.rest()
+    quarantined, opened, paused = driver.whys(asked)
+    assert "has not succeeded, it is quarantined" in quarantined
+    assert "is open in case" in opened
+    assert "is paused" in paused
+    driver.applied("resume", lane="a")
+
+
+def test_a_paused_key_can_be_resumed_behind_a_repeat() -> None:
+    """A repeat that waits for a retry of its key is not in the way of the command that lets it go on."""
+    driver = happened()
+    driver.answers_with["a1", 1] = LATER
+    driver.chain("a1", "a2")
+    driver.rest(wait=False)
+    driver.applied("pause", lane="a")
+    driver.rest()
+    driver.applied("resume", lane="a")
+    driver.answers_with.clear()
+    driver.rest()
+    assert driver.known("a1").run == 1
+    driver.check_at_rest()
+
+
+def test_what_is_no_repeat_is_refused() -> None:
+    """A command that nobody of ours would send changes nothing and stops nobody."""
+    driver = happened()
+    offsets = [
+        driver.again("a1", run=0),
+        driver.again("a1", offset=-1),
+        driver.again("a1", effect_key=""),
+        driver.command("rerun", lane="a"),
+        driver.command("rerun", repeat=Repeat("a1", 0, 1)),
+        driver.command("pause", lane="a", repeat=Repeat("a1", 0, 1)),
+    ]
+    driver.rest()
+    assert all("broken-command" in driver.answer(offset).why for offset in offsets)
+    assert driver.seen == []
+    assert driver.ledger.cases(limit=MANY) == []

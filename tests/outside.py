@@ -136,6 +136,16 @@ class Outside:
 
         An owner began with the number it saw first, and nobody heard of it again. The next one found the
         lane paused and parked what came; parked records go by their numbers.
+    def cut_off(self, run: HandlerRun) -> None:
+        """Nobody will ever know how a run went, whatever its handler has done by then."""
+        key = (run.partition, run.record.effect_key)
+        if run in self._open:
+            self._open.remove(run)
+        else:
+            self._acked.get(key, set()).discard(run.owner)
+            self._ackers.discard((run.owner[0], *key))
+        run.outcome = "unknown"
+
         """
         anywhere = self._first_sequence is None or self._order is Order.INCREASING
         return anywhere and self._paused(*lane) and (lane[0], effect_key) not in self._recorded

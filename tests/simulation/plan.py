@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 import msgspec
 
@@ -36,6 +37,7 @@ class Config:
         review: what may have happened is not run again.
         machines: each has its own state directory.
         lost_answers: the share of answers to transactional producers that get lost.
+        handler: def, async, batch, or async batch; the limits of a batch stand beside it.
     """
 
     order: Order
@@ -63,6 +65,10 @@ class Config:
     review: bool = False
     machines: int = 1
     lost_answers: float = 0.0
+    handler: str = "def"
+    batch_size: int = 1
+    batch_wait_ms: int = 0
+    per_lane: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +159,8 @@ CHANGELOG_FAULTS = {
 CHANGELOG_SHARE = 0.4
 REVIEW_SHARE = 0.35
 DAMAGED_SHARE = 0.1
+HANDLERS = ("def", "async", "batch", "async batch")
+HANDLER_SHARES = (70, 12, 10, 8)
 
 
 def make_plan(seed: int) -> Plan:
@@ -229,7 +237,18 @@ def _config(random: Random, seed: int) -> Config:
         machines=later.choice((1, 2, 3)) if changelog else 1,
         lost_answers=later.choice((0.0, 0.05, 0.2)) if changelog else 0.0,
         decodes=Random(f"decodes {seed}").random() < 0.2,
+        **_handler(Random(f"handler {seed}")),
     )
+
+
+def _handler(random: Random) -> dict[str, Any]:
+    size = random.choice((1, 2, 3, 8))
+    return {
+        "handler": random.choices(HANDLERS, HANDLER_SHARES)[0],
+        "batch_size": size,
+        "batch_wait_ms": random.choice((0, 0, 20, 100)),
+        "per_lane": min(size, random.choice((1, 1, 2, 8))),
+    }
 
 
 class _Lanes:

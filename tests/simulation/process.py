@@ -27,6 +27,7 @@ from tests.simulation.setup import NAMES, SOURCE
 from tests.simulation.strands import Strand
 
 if TYPE_CHECKING:
+    from tests.simulation.batches import Batches
     from tests.simulation.threads import Threads
     from tests.simulation.world import World
 
@@ -115,7 +116,7 @@ class Process:
         self.frozen = 0
         self.jobs: deque[Job] = deque()
         self.waiting: deque[Strand] = deque()
-        self.threads: Threads | None = None
+        self.threads: Threads | Batches | None = None
         self._waits = 0
         self._idle_acts = 0
         self._quiet_turns = 0

@@ -20,6 +20,7 @@ from laneway.consumer.topics import TopicInfo
 from laneway.lanes.envelope import Envelope
 from laneway.lanes.settling import Rules
 from laneway.processing import Processor
+from tests.simulation.batches import Batches, pool_of
 from tests.simulation.clients import FakeConsumer
 from tests.simulation.process import Answer, Died, Job, Process
 from tests.simulation.producers import FakeProducer, FakeTransactionalProducer
@@ -97,15 +98,11 @@ class _Edge:
         assert acting is not None
         return acting
 
-    def new_threads(self, processor: Processor, settings: Settings, *, clock: Callable[[], int]) -> Threads:
+    def new_threads(
+        self, processor: Processor, settings: Settings, *, clock: Callable[[], int]
+    ) -> Threads | Batches:
         mine = self._host()
-        mine.threads = Threads(
-            processor.process,
-            threads=settings.lanes.workers,
-            timeout_ms=settings.lanes.handler_timeout_ms,
-            clock=clock,
-            host=mine,
-        )
+        mine.threads = pool_of(processor, settings, mine)
         return mine.threads
 
     def new_pool(self, _: int, name: str) -> _Pool:

@@ -50,6 +50,7 @@ def settings_of(config: Config) -> Settings:
             workers=config.threads,
             handler_timeout_ms=HANDLER_TIMEOUT_MS,
             on_unknown_version="hold" if config.hold_unknown_version else "reject",
+            max_running=config.threads,
         ),
         cycle=CycleSettings(max_ms=config.max_ms, max_records=config.max_records),
         ledger=LedgerSettings(

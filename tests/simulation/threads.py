@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from laneway.consumer.partition import Partition, State
 from laneway.lanes.record import Record
@@ -15,7 +16,10 @@ from tests.simulation.process import Process
 
 
 class Threads:
-    """The handlers' threads: a twin of `workers.Workers` whose threads move when the scheduler says so."""
+    """The handlers' threads: a twin of `workers.Workers` whose threads move when the scheduler says so.
+
+    With `unknown` it is one of `RunLoop`: what is over its time is cancelled, and that is its outcome.
+    """
 
     def __init__(
         self,
@@ -23,11 +27,12 @@ class Threads:
         *,
         threads: int,
         timeout_ms: int,
-        clock: Callable[[], int],
         host: Process,
+        unknown: Outcome | None = None,
     ) -> None:
         self._process = process
         self._timeout_ms = timeout_ms
+        self._unknown = unknown
         self._host = host
         self._waiting: deque[Run] = deque()
         self._done: deque[Run] = deque()
@@ -109,7 +114,7 @@ class Threads:
         """When the first busy thread will have its answer."""
         return min((slot.until_ms for slot in self._slots if slot.act is not None), default=None)
 
-    def move(self, slot: Slot) -> None:
+    def move(self, slot: Any) -> None:
         """One thread goes on to its next act: begin a record, or end it, or take another run."""
         if slot.act is not None:
             self._answer(slot)
@@ -136,6 +141,9 @@ class Threads:
         slot.until_ms = clock.steady_ms + duration_ms
         deadline_ms = clock.now_ms + self._timeout_ms
         slot.outcome = self._process(record, partition.topic, partition.partition, deadline_ms)
+        slot.is_cut = self._unknown is not None and duration_ms > self._timeout_ms
+        if slot.is_cut:
+            slot.outcome, slot.until_ms = self._unknown, clock.steady_ms + self._timeout_ms
 
     def _answer(self, slot: Slot) -> None:
         act, outcome, run = slot.act, slot.outcome, slot.run
@@ -143,14 +151,18 @@ class Threads:
         assert outcome is not None
         assert run is not None
         run.outcomes.append(outcome)
-        self._host.world.watch.ends(act, outcome)
+        watch = self._host.world.watch
+        if slot.is_cut:
+            watch.cut_off(act)
+        else:
+            watch.ends(act, outcome)
         slot.act = slot.outcome = None
 
 
 class Slot:
     """One thread."""
 
-    __slots__ = ("act", "began_ms", "outcome", "run", "until_ms")
+    __slots__ = ("act", "began_ms", "is_cut", "outcome", "run", "until_ms")
 
     def __init__(self) -> None:
         self.run: Run | None = None
@@ -158,3 +170,4 @@ class Slot:
         self.outcome: Outcome | None = None
         self.began_ms = 0
         self.until_ms = 0
+        self.is_cut = False

@@ -47,6 +47,7 @@ from tests.simulation.process import Process
 from tests.simulation.setup import EMITTED, NAMES, SOURCE
 
 if TYPE_CHECKING:
+    from tests.simulation.batches import Call
     from tests.simulation.world import World
 
 _TOO_LARGE = b'"sequence":3,'
@@ -58,6 +59,7 @@ class Watch:
     Attributes:
         fates: by partition and effect key, how the handler takes it.
         clock_jumped: somebody set the clock, so nobody can say what is early.
+        call: of the batch handler that is called now.
     """
 
     def __init__(self, world: World) -> None:
@@ -79,6 +81,7 @@ class Watch:
         self.fates: dict[tuple[int, str], Fate] = {}
         self.clock_jumped = False
         self.power_losses = 0
+        self.call: Call
         # By the attempt that failed: a write that is lost with its machine says nothing of the one before.
         self._due: dict[tuple[int, str, int], int] = {}
         self._handled: Counter[tuple[int, str]] = Counter()
@@ -139,6 +142,27 @@ class Watch:
 
     def answer(self, delivery: Delivery[object]) -> str | None:
         """What the handler does with a delivery."""
+    def cut_off(self, act: HandlerRun) -> None:
+        """The handler was cancelled, or failed in a way that tells nothing."""
+        self.outside.cut_off(act)
+        self._world.tell(
+            None, f"handler is cut off: offset {act.record.offset}", act.partition, act.record.lane
+        )
+
+    def steps_on(self, act: HandlerRun) -> None:
+        """A batch handler has done this one, and takes the next of the lane."""
+        self.outside.ends(act, acked=True)
+
+    def ends_in_batch(self, act: HandlerRun, outcome: Outcome | None, *, is_known: bool) -> None:
+        """A batch handler has answered."""
+        if outcome is None or not is_known:
+            self.cut_off(act)
+        elif act.outcome:  # it had stepped on
+            if not isinstance(outcome.verdict, Ack):
+                self.cut_off(act)
+        else:
+            self.ends(act, outcome)
+
         act = self._in_hand
         assert act is not None
         key = (act.partition, act.record.effect_key)

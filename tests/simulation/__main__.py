@@ -1,7 +1,8 @@
 """`make simulate SEEDS=n FROM=k`: many histories on all cores; each failing one is explained.
 
 With `--plant all`, or the name of one, rules are switched off instead, and the output says how soon each is
-missed. Exit code 1 when an invariant was broken, or when a planted defect was not found.
+missed, and by which seed. `--near` begins at the seeds that are known for it (`near.py`), and `--note` writes
+them down. Exit code 1 when an invariant was broken, or when a planted defect was not found.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ import time
 from collections.abc import Sequence
 from itertools import count, islice
 from multiprocessing import get_context
+from typing import NamedTuple
 
 from tests.simulation.defect import Defect, planted
 from tests.simulation.defects import DEFECTS
+from tests.simulation.near import NEAR, write_down
 from tests.simulation.plan import make_plan
 from tests.simulation.report import explain, failure_of
 
@@ -69,31 +72,51 @@ def run_seeds(first: int, count: int, processes: int) -> int:
     return len(failing)
 
 
-def _look_for(name: str) -> tuple[str, int, str]:
+class Found(NamedTuple):
+    """How a defect was missed."""
+
+    name: str
+    first: int
+    tried: int = 0
+    seed: int = -1
+    number: int = 0
+
+    def __str__(self) -> str:
+        if not self.tried:
+            return f"{self.name}: nothing within {_named(self.name).within} seeds from {self.first}"
+        what = f"invariant {self.number} after {self.tried} seeds from {self.first}"
+        return f"{self.name}: {what}, by seed {self.seed}"
+
+
+def _look_for(place: tuple[str, int]) -> Found:
+    name, first = place
     defect = _named(name)
-    seeds = (seed for seed in count(defect.start) if not defect.changelog or make_plan(seed).config.changelog)
+    seeds = (seed for seed in count(first) if not defect.changelog or make_plan(seed).config.changelog)
     with planted(defect):
         for tried, seed in enumerate(islice(seeds, defect.within), 1):
             broken = failure_of(seed)
             if broken is not None:
-                return name, tried, str(broken.number)
-    return name, 0, ""
+                return Found(name, first, tried, seed, broken.number)
+    return Found(name, first)
 
 
-def look_for(names: Sequence[str], processes: int) -> int:
-    """Plant defects one by one; returns how many of them nobody missed."""
-    unnoticed = 0
+def look_for(names: Sequence[str], processes: int, *, near: bool = False, note: bool = False) -> int:
+    """Plant defects one by one; returns how many of them nobody missed.
+
+    Args:
+        near: begin where it is known that they are missed.
+        note: write down where that is.
+    """
+    seeds = {}
+    places = [(name, NEAR.get(name, 0) if near else _named(name).start) for name in names]
     with get_context("fork").Pool(processes, _in_heaps, maxtasksperchild=1) as pool:
-        for name, seeds, number in pool.imap_unordered(_look_for, names):
-            unnoticed += not seeds
-            defect = _named(name)
-            within = (
-                f"invariant {number} after {seeds} seeds"
-                if seeds
-                else f"nothing within {defect.within} seeds"
-            )
-            print(f"{name}: {within} from {defect.start}", flush=True)
-    return unnoticed
+        for found in pool.imap_unordered(_look_for, places):
+            print(found, flush=True)
+            if found.tried:
+                seeds[found.name] = found.seed
+    if note:
+        write_down(seeds)
+    return len(names) - len(seeds)
 
 
 def _named(name: str) -> Defect:
@@ -108,10 +131,13 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--from", dest="first", type=int, default=0)
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--plant", choices=["all", *names], help="a rule to switch off")
+    parser.add_argument("--near", action="store_true", help="begin where it is known to be missed")
+    parser.add_argument("--note", action="store_true", help="write down which seeds miss it")
     asked = parser.parse_args(arguments)
     logging.disable(logging.CRITICAL)
     if asked.plant is not None:
-        return int(look_for(names if asked.plant == "all" else [asked.plant], asked.processes) > 0)
+        planted_ones = names if asked.plant == "all" else [asked.plant]
+        return int(look_for(planted_ones, asked.processes, near=asked.near, note=asked.note) > 0)
     return int(run_seeds(asked.first, asked.seeds, asked.processes) > 0)
 
 

@@ -131,11 +131,6 @@ class Outside:
         elif not (self._books.is_thinned(*lane) or self._begins_anew(lane, effect_key)):
             self._broken(2, f"{place} happened after {before}", run)
 
-    def _begins_anew(self, lane: tuple[int, str], effect_key: str) -> bool:
-        """Whether a lane that may begin anywhere has not begun, as far as its ledger knows.
-
-        An owner began with the number it saw first, and nobody heard of it again. The next one found the
-        lane paused and parked what came; parked records go by their numbers.
     def cut_off(self, run: HandlerRun) -> None:
         """Nobody will ever know how a run went, whatever its handler has done by then."""
         key = (run.partition, run.record.effect_key)
@@ -146,6 +141,11 @@ class Outside:
             self._ackers.discard((run.owner[0], *key))
         run.outcome = "unknown"
 
+    def _begins_anew(self, lane: tuple[int, str], effect_key: str) -> bool:
+        """Whether a lane that may begin anywhere has not begun, as far as its ledger knows.
+
+        An owner began with the number it saw first, and nobody heard of it again. The next one found the
+        lane paused and parked what came; parked records go by their numbers.
         """
         anywhere = self._first_sequence is None or self._order is Order.INCREASING
         return anywhere and self._paused(*lane) and (lane[0], effect_key) not in self._recorded

@@ -48,9 +48,9 @@ def settings_of(config: Config) -> Settings:
             max_in_flight=config.max_in_flight,
             max_open_cases_per_partition=config.max_open_cases,
             workers=config.threads,
+            max_running=config.threads,
             handler_timeout_ms=HANDLER_TIMEOUT_MS,
             on_unknown_version="hold" if config.hold_unknown_version else "reject",
-            max_running=config.threads,
         ),
         cycle=CycleSettings(max_ms=config.max_ms, max_records=config.max_records),
         ledger=LedgerSettings(

@@ -80,8 +80,8 @@ class Watch:
         self.forwarded = Forwarded(is_replayed=lambda place: place in world.operators.replayed)
         self.fates: dict[tuple[int, str], Fate] = {}
         self.clock_jumped = False
-        self.power_losses = 0
         self.call: Call
+        self.power_losses = 0
         # By the attempt that failed: a write that is lost with its machine says nothing of the one before.
         self._due: dict[tuple[int, str, int], int] = {}
         self._handled: Counter[tuple[int, str]] = Counter()
@@ -140,8 +140,6 @@ class Watch:
             text = f"handler ends: offset {act.record.offset} {type(outcome.verdict).__name__}"
             self._world.tell(None, text, act.partition, act.record.lane)
 
-    def answer(self, delivery: Delivery[object]) -> str | None:
-        """What the handler does with a delivery."""
     def cut_off(self, act: HandlerRun) -> None:
         """The handler was cancelled, or failed in a way that tells nothing."""
         self.outside.cut_off(act)
@@ -163,6 +161,8 @@ class Watch:
         else:
             self.ends(act, outcome)
 
+    def answer(self, delivery: Delivery[object]) -> str | None:
+        """What the handler does with a delivery."""
         act = self._in_hand
         assert act is not None
         key = (act.partition, act.record.effect_key)

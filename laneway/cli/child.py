@@ -20,6 +20,8 @@ from laneway.consumer.settings.model import NO_PLACE, Settings
 
 STDERR_TAIL_LINES: Final = 20
 _GONE_S: Final = 10.0
+_HEARD_DRAIN_S: Final = 5
+"""Who watches a worker, of which nothing is kept, wants it to end soon after Ctrl+C."""
 
 
 class Child:
@@ -31,7 +33,8 @@ class Child:
         journal: a file name, or "-" to read it from `stdout`.
         cwd: where it runs; None is the directory.
         is_heard: what it says to people goes to our own standard error, not to worker.stderr; it then says
-            only what is a warning or worse, and names no command to look further: nothing of it is kept.
+            only what is a warning or worse, names no command to look further, as nothing of it is kept, and
+            does not wait long for handlers when it ends.
         crash_after: (step, effect key): see `tethered`.
     """
 
@@ -50,7 +53,7 @@ class Child:
         told = str(self.journal_path) if journal != "-" else journal
         command = ["run", app, "-c", str(directory / "laneway.toml"), "--journal", told]
         if is_heard:
-            command = ["--nothing-kept", *command, "--quiet"]
+            command = ["--nothing-kept", *command, "--quiet", "--drain-timeout", str(_HEARD_DRAIN_S)]
         if crash_after is not None:
             command = ["--crash-after", *crash_after, *command]
         with (directory / "worker.stderr").open("ab") as stderr:

@@ -6,6 +6,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 RUNS   := $(VENV)/.runs
+PLOTS  := $(VENV)/.plots
 TYPED  := laneway tests $(wildcard benchmarks examples)
 
 .PHONY: help demo install check format test soak simulate bench bench-full clean
@@ -60,11 +61,17 @@ FROM  ?= 0
 simulate: $(STAMP)
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --from $(FROM)
 
-bench: $(STAMP)
-	$(BIN)/python -m benchmarks $(BENCH_ARGS)
+# The peers' own environments are made by the first run, below .bench/, where the results go too.
+bench: $(PLOTS)
+	$(BIN)/python -m benchmarks --json .bench/short.json --plot .bench/short.png $(BENCH_ARGS)
 
-bench-full: $(STAMP)
-	$(BIN)/python -m benchmarks --full $(BENCH_ARGS)
+bench-full: $(PLOTS)
+	$(BIN)/python -m benchmarks --full --json .bench/full.json --plot .bench/full.png $(BENCH_ARGS)
+
+# Only the picture needs it.
+$(PLOTS): $(STAMP)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	touch $@
 
 clean:
-	rm -rf $(VENV) .cache build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .bench .cache build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

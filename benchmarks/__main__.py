@@ -1,83 +1,83 @@
-"""`python -m benchmarks`: the no-op pipeline beside bare loops, and a restore, in rounds on one broker.
+"""`python -m benchmarks`: Laneway beside what a user would pick instead, in rounds, on one broker.
 
-Every round runs every subject once, one after another, each in a process of its own; a ratio is taken
-inside a round, and the table shows medians over the rounds. Everything is bounded: records, rounds, and
-seconds for each subject. Only brokers on loopback are measured.
+Every subject runs in a process and an environment of its own; peers that cannot be had here are reported as
+skipped. Everything is bounded: records, rounds, and seconds for each subject. Only brokers on loopback are
+measured. docs/benchmarks.md says what the figures mean.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
+import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from statistics import median
 
 import msgspec
 
-from benchmarks import load
-from benchmarks.report import Case, Report, describe, render
+from benchmarks.broker import find_broker
+from benchmarks.latency import measure_latency
+from benchmarks.plan import FULL, PARTS, SHORT, SUBJECTS, Form, Part, cases
+from benchmarks.plot import NoPlotError, plot
+from benchmarks.processes import measure_processes
+from benchmarks.report import Report, describe, load_average
 from benchmarks.restore import FULL_WINDOW_S, WINDOW_S, measure_restore
-from benchmarks.subject import Measured, Task
-from benchmarks.supervise import SubjectFailedError, measure
+from benchmarks.supervise import Failed, Measured, SubjectFailedError
+from benchmarks.tables import render
+from benchmarks.throughput import Ground, run
 from tests.broker.cluster import Cluster
-from tests.broker.kafka import KafkaBroker, KafkaStartError, NoKafkaError, find_kafka
+from tests.broker.kafka import KafkaBroker, KafkaStartError, NoKafkaError
 
-COMMIT_EACH_RECORDS = 2_000
-DEADLINE_S = 90.0
-_LOOPBACK = ("127.", "localhost", "[::1]")
+ABOUT = 20_000.0
+"""Records a second that a worker handles, where nothing else of the measurement says it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print the table, write the JSON."""
+    """Measure or read a measurement, print the tables, write the rest."""
     options = _options(arguments)
-    try:
-        broker = find_kafka()
-    except (NoKafkaError, KafkaStartError) as error:
-        print(f"benchmarks: {error}", file=sys.stderr)
-        return 3
-    try:
-        if not broker.bootstrap.startswith(_LOOPBACK):
-            print(f"benchmarks: {broker.bootstrap} is not on loopback; refused", file=sys.stderr)
-            return 4
-        report = _measure(broker, options)
-    except SubjectFailedError as error:
-        print(f"benchmarks: {error}", file=sys.stderr)
-        return 1
-    finally:
-        broker.stop()
-    print(render(report))
+    if options.read is not None:
+        report = msgspec.json.decode(options.read.read_bytes(), type=Report)
+    else:
+        try:
+            broker = find_broker()
+        except (NoKafkaError, KafkaStartError) as error:
+            print(f"benchmarks: {error}", file=sys.stderr)
+            return 3
+        try:
+            report = _measure(broker, _form(options), options)
+        finally:
+            broker.stop()
+    print(render(report, markdown=options.markdown))
     if options.json is not None:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
-    return 0
+    if options.plot is not None:
+        try:
+            plot(report, options.plot)
+        except NoPlotError as error:
+            print(f"benchmarks: plot skipped: {error}", file=sys.stderr)
+    for failure in report.failures:
+        print(f"benchmarks: no figure: {failure}", file=sys.stderr)
+    return 1 if report.failures else 0
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--full", action="store_true", help="the long form; the defaults below are short")
-    parser.add_argument("--records", type=_count(1_000, 2_000_000), help="in each topic; 40,000 or 200,000")
-    parser.add_argument("--rounds", type=_count(1, 50), help="medians are taken over them; 3 or 5")
-    parser.add_argument("--keys", type=_counts(1, 1_000_000), help="1000; or 1000,100000")
-    parser.add_argument("--partitions", type=_count(1, 64), default=4)
     parser.add_argument(
-        "--restore", type=_count(0, 20_000_000), help="entries; 200,000 or 5,000,000; 0: none"
+        "--full", action="store_true", help="the long form: hours, and the only one for figures"
     )
-    parser.add_argument("--restore-rounds", type=_count(1, 9), help="3, or 1")
-    parser.add_argument("--only-restore", action="store_true", help="leave the loops out")
-    parser.add_argument("--json", type=Path, help="also write everything, each single run included, here")
-    options = parser.parse_args(arguments)
-    forms = {
-        "records": (40_000, 200_000),
-        "rounds": (3, 5),
-        "keys": ((1_000,), (1_000, 100_000)),
-        "restore": (200_000, 5_000_000),
-        "restore_rounds": (3, 1),
-    }
-    for name, (short, full) in forms.items():
-        if getattr(options, name) is None:
-            setattr(options, name, full if options.full else short)
-    return options
+    parser.add_argument("--only", type=_names(PARTS), help=f"some of {','.join(PARTS)}")
+    parser.add_argument("--subjects", type=_names(SUBJECTS), help=f"some of {','.join(SUBJECTS)}")
+    parser.add_argument("--records", type=_count(1_000, 2_000_000), help="of a usual case")
+    parser.add_argument("--rounds", type=_count(1, 50), help="of every table")
+    parser.add_argument("--restore", type=_count(3_000, 20_000_000), help="entries")
+    parser.add_argument("--json", type=Path, help="write everything, each single run included, here")
+    parser.add_argument("--plot", type=Path, help="draw a picture (PNG) here; needs the extra `bench`")
+    parser.add_argument("--markdown", action="store_true", help="tables as Markdown")
+    parser.add_argument("--read", type=Path, help="show what --json wrote before; nothing is measured")
+    return parser.parse_args(arguments)
 
 
 def _count(least: int, most: int) -> Callable[[str], int]:
@@ -90,86 +90,108 @@ def _count(least: int, most: int) -> Callable[[str], int]:
     return number
 
 
-def _counts(least: int, most: int) -> Callable[[str], tuple[int, ...]]:
-    number = _count(least, most)
-    return lambda text: tuple(number(part) for part in text.split(","))
+def _names(known: Iterable[str]) -> Callable[[str], frozenset[str]]:
+    def names(text: str) -> frozenset[str]:
+        found = frozenset(text.split(","))
+        if not found <= set(known):
+            raise argparse.ArgumentTypeError(f"some of {','.join(known)}")
+        return found
+
+    return names
 
 
-def _cases(options: argparse.Namespace) -> list[Case]:
-    if options.only_restore:
-        return []
-    cases = []
-    for keys in options.keys:
-        cases += [
-            Case("bare-json", "", keys, options.records),
-            Case("bare-msgspec", "", keys, options.records),
-            Case("changelog", "exceptions", keys, options.records),
-            Case("local", "exceptions", keys, options.records),
-        ]
-        if options.full:
-            cases += [Case("changelog", level, keys, options.records) for level in ("off", "all")]
-    return [*cases, Case("commit-each", "", options.keys[0], min(COMMIT_EACH_RECORDS, options.records))]
+def _form(options: argparse.Namespace) -> Form:
+    form = FULL if options.full else SHORT
+    if options.rounds:
+        form = msgspec.structs.replace(
+            form, rounds=options.rounds, side_rounds=options.rounds, restore_rounds=options.rounds
+        )
+    return msgspec.structs.replace(
+        form, records=options.records or form.records, restore=options.restore or form.restore
+    )
 
 
-def _measure(broker: KafkaBroker, options: argparse.Namespace) -> Report:
+def _measure(broker: KafkaBroker, form: Form, options: argparse.Namespace) -> Report:
+    parts: frozenset[Part] = options.only or frozenset(PARTS)
+    began_s = time.monotonic()
     cluster = Cluster(broker.bootstrap)
     tag = f"laneway-bench-{uuid.uuid4().hex[:8]}"
-    topics = {keys: f"{tag}-{keys}" for keys in options.keys if not options.only_restore}
-    report = describe(
-        broker.source, options.records, options.partitions, options.rounds, short=not options.full
-    )
+    report = describe(_command(options), broker.source, form)
+    report.cases = [
+        case for case in cases(form, parts) if options.subjects is None or case.subject in options.subjects
+    ]
+    ground = Ground(cluster, tag, say)
     try:
-        for keys, topic in topics.items():
-            say(f"filling {topic}: {options.records} records, {keys} keys")
-            report.value_bytes[keys] = round(
-                load.publish(
-                    cluster, topic, partitions=options.partitions, records=options.records, keys=keys
-                )
-            )
-        ends = {keys: cluster.end_offsets(topic) for keys, topic in topics.items()}
-        report.runs = {case.name: [] for case in _cases(options)}
-        report.cases = _cases(options)
-        for number in range(1, options.rounds + 1):
-            for case in report.cases:
-                measured = _run_once(cluster, tag, topics[case.keys], ends[case.keys], case)
-                report.runs[case.name].append(measured)
-                say(f"round {number}/{options.rounds}  {case.name:32}{measured.per_second:>10,.0f} records/s")
-        if options.restore:
-            report.restore = measure_restore(
-                cluster,
-                tag,
-                entries=options.restore,
-                rounds=options.restore_rounds,
-                window_s=FULL_WINDOW_S if options.full else WINDOW_S,
-                say=say,
-            )
-        report.load_after = round(os.getloadavg()[0], 2)
+        report.runs = run(report.cases, ground, say, form.deadline_s)
+        report.value_bytes = ground.value_bytes
+        failed = (each.why for runs in report.runs.values() for each in runs if isinstance(each, Failed))
+        report.failures.extend(failed)
+        for part, measure in _others(report, cluster, tag).items():
+            if part in parts:
+                try:
+                    measure()
+                except SubjectFailedError as error:
+                    report.failures.append(str(error))
     finally:
-        for name in cluster.topics():
-            if name.startswith(tag):
-                cluster.delete_topic(name)
+        ground.close()
+    report.load_after = load_average()
+    report.seconds = round(time.monotonic() - began_s)
     return report
 
 
-def _run_once(cluster: Cluster, tag: str, topic: str, ends: dict[int, int], case: Case) -> Measured:
-    # A fresh group and an empty ledger each time: nothing is a duplicate.
-    group = f"g{uuid.uuid4().hex[:8]}"
-    task = Task(
-        case.subject,
-        cluster.bootstrap,
-        topic,
-        group,
-        ends,
-        case.records,
-        DEADLINE_S,
-        journal=case.journal or "exceptions",
-    )
-    try:
-        return measure(task)
-    finally:
-        for name in cluster.topics():
-            if name.startswith(tag) and group in name:
-                cluster.delete_topic(name)
+def _others(report: Report, cluster: Cluster, tag: str) -> dict[Part, Callable[[], None]]:
+    """The parts that are not rounds over cases."""
+    form = report.form
+
+    def processes() -> None:
+        report.processes = measure_processes(
+            cluster, tag, counts=form.processes, rounds=form.side_rounds, window_s=form.process_s, say=say
+        )
+
+    def latency() -> None:
+        report.latency = measure_latency(cluster, tag, seconds=form.latency_s, about=_about(report), say=say)
+
+    def restore() -> None:
+        report.restore = measure_restore(
+            cluster,
+            tag,
+            entries=form.restore,
+            rounds=form.restore_rounds,
+            window_s=FULL_WINDOW_S if form.full else WINDOW_S,
+            say=say,
+        )
+
+    return {"processes": processes, "latency": latency, "restore": restore}
+
+
+def _command(options: argparse.Namespace) -> str:
+    """The command that does it again."""
+    if (
+        options.only is None
+        and options.subjects is None
+        and options.rounds is None
+        and options.records is None
+    ):
+        return "make bench-full" if options.full else "make bench"
+    words = ["python -m benchmarks"] + (["--full"] if options.full else [])
+    for name in ("only", "subjects"):
+        found = getattr(options, name)
+        words += [f"--{name} {','.join(sorted(found))}"] if found else []
+    for name in ("records", "rounds", "restore"):
+        found = getattr(options, name)
+        words += [f"--{name} {found}"] if found else []
+    return " ".join(words)
+
+
+def _about(report: Report) -> float:
+    speeds = [
+        run.per_second
+        for case in report.cases
+        if case.part == "peers" and case.subject == "changelog"
+        for run in report.runs[case.name]
+        if isinstance(run, Measured)
+    ]
+    return median(speeds) if speeds else ABOUT
 
 
 def say(text: str) -> None:

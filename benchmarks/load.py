@@ -39,7 +39,7 @@ def publish(cluster: Cluster, topic: str, *, partitions: int, records: int, keys
             "log_level": 0,
         }
     )
-    for record in _records(records, keys):
+    for record in made(records, keys):
         total += len(record.value or b"")
         while True:
             try:
@@ -55,7 +55,8 @@ def publish(cluster: Cluster, topic: str, *, partitions: int, records: int, keys
     return total / records
 
 
-def _records(records: int, keys: int) -> Iterator[Outgoing]:
+def made(records: int, keys: int) -> Iterator[Outgoing]:
+    """The records themselves."""
     chance = random.Random(SEED)
     last: Counter[int] = Counter()
     for number in range(records):

@@ -29,9 +29,10 @@ import msgspec
 from confluent_kafka import Consumer, Producer
 
 from benchmarks import load
+from benchmarks.environments import REPOSITORY
 from benchmarks.restore_worker import Line, Live, Sample, Task
 from benchmarks.subject import worker_settings
-from benchmarks.supervise import REPOSITORY, SubjectFailedError, subject_environment
+from benchmarks.supervise import SubjectFailedError, subject_environment
 from laneway.consumer import topics
 from laneway.consumer.kafka import clients
 from laneway.consumer.kafka.cluster import Cluster as Admin

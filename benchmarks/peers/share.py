@@ -1,0 +1,84 @@
+"""Kafka's share consumer: `python -m benchmarks.peers.share TASK`. No order; records are acknowledged.
+
+Records of a poll are accepted together, with a commit that waits for the broker's answer.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+
+import confluent_kafka
+from confluent_kafka import KafkaError, KafkaException
+
+# Public names, yet not re-exported for type checkers.
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+)
+
+from benchmarks.peers.work import Clock, Task, blocking, read_task, skip, stay
+
+
+def from_the_start(task: Task) -> None:
+    """A share group begins at the end of the log unless its own configuration says otherwise."""
+    admin = AdminClient({"bootstrap.servers": task.bootstrap, "log_level": 0})
+    earliest = ConfigEntry("share.auto.offset.reset", "earliest", incremental_operation=AlterConfigOpType.SET)
+    group = ConfigResource(ConfigResource.Type.GROUP, task.group, incremental_configs=[earliest])
+    for answer in admin.incremental_alter_configs([group]).values():
+        answer.result(10)
+    # The controller has it; a broker that has not heard of it yet would begin at the end.
+    asked = ConfigResource(ConfigResource.Type.GROUP, task.group)
+    while True:
+        (heard,) = admin.describe_configs([asked]).values()
+        if heard.result(10)["share.auto.offset.reset"].value == "earliest":
+            return
+        time.sleep(0.02)
+
+
+def work(task: Task) -> None:
+    """Poll, handle, commit."""
+    kind = getattr(confluent_kafka, "ShareConsumer", None)
+    if kind is None:
+        skip(f"confluent-kafka {confluent_kafka.__version__} has no ShareConsumer")
+    handle = blocking(task.handler)
+    from_the_start(task)
+    clock = Clock(task)
+    consumer = kind({"bootstrap.servers": task.bootstrap, "group.id": task.group, "log_level": 0})
+    consumer.subscribe([task.topic])
+    seen, begun = 0, False
+    while seen < task.records:
+        for message in consumer.poll(1.0):
+            error = message.error()
+            if error is not None:
+                raise KafkaException(error)
+            message.key()
+            message.headers()
+            json.loads(message.value())
+            handle()
+            seen += 1
+        refused = [error for error in consumer.commit_sync(10.0).values() if error is not None]
+        if refused:
+            raise KafkaException(refused[0])
+        if not begun and seen >= task.warm:
+            begun = True
+            clock.begin()
+    clock.handled(committed=True)
+    stay()
+
+
+def main() -> None:
+    """Do one task."""
+    task = read_task()
+    try:
+        work(task)
+    except KafkaException as exception:
+        if exception.args[0].code() == KafkaError.UNSUPPORTED_VERSION:
+            skip("the broker has share groups switched off (its feature share.version is 0)")
+        raise
+
+
+if __name__ == "__main__":
+    main()

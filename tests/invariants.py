@@ -32,6 +32,7 @@ WORDS = {
     11: "a retry never runs before its time",
     12: "a record that a handler may have seen before comes marked redelivered",
     13: "attempts are exhausted only when all that were promised were made",
+    14: "a dead letter is replayed once, at most as often as allowed, and says where it came from",
 }
 
 

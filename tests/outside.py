@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from laneway.lanes.admission import Order
-from laneway.lanes.effect import FINISHED, EffectState
+from laneway.lanes.case import Case
+from laneway.lanes.effect import FINISHED, Effect, EffectState
 from laneway.lanes.lane import HoldKind
 from laneway.lanes.record import is_lane_of_one
 from tests.invariants import Books, Broken, LedgerState, Published
@@ -22,6 +23,7 @@ class HandlerRun:
     Attributes:
         owner: process and ownership, so that two of them are told apart.
         case_id: of the open case whose record a person wants to run; "" for a delivery.
+        letter: forward id of the dead letter that it is the replay of; "" for any other.
         outcome: "" while it runs, else `acked`, `failed`, or `unknown` for a run that died.
     """
 
@@ -30,6 +32,7 @@ class HandlerRun:
     record: Published
     attempt: int
     case_id: str = ""
+    letter: str = ""
     outcome: str = ""
 
 
@@ -55,6 +58,7 @@ class Outside:
             it did not happen, and the ledger knows that.
         passed: whether a person has let a lane move past a number: (partition, lane, number).
         paused: whether a person has ever paused a lane: (partition, lane).
+        late: whether a person has let an effect happen out of order: (partition, effect key).
     """
 
     def __init__(
@@ -67,7 +71,9 @@ class Outside:
         once: bool = False,
         passed: Callable[[int, str, int], bool] = _never,
         paused: Callable[[int, str], bool] = _not_paused,
+        late: Callable[[int, str], bool] = _not_paused,
     ) -> None:
+        self._late = late
         self._passed = passed
         self._paused = paused
         self._books = books
@@ -122,7 +128,7 @@ class Outside:
             return
         self._happened.add(key)
         lane = (run.partition, record.lane)
-        if is_lane_of_one(record.lane):
+        if is_lane_of_one(record.lane) or self._late(*key):
             return
         place = record.offset if self._order is Order.ARRIVAL else record.sequence
         before, effect_key = self._last_first.get(lane, (place - 1, ""))
@@ -213,9 +219,9 @@ class Outside:
             if intent != (EffectState.RUNNING, run.record.offset, run.attempt):
                 self._broken(3, f"attempt {run.attempt} starts before it is known to: {intent}", run)
         elif run.case_id:
-            case = ledger.cases.get(run.case_id)
-            if case is None or not case.holds or case.attempts != run.attempt - 1:
-                self._broken(3, f"attempt {run.attempt} starts for case {run.case_id}: {case}", run)
+            self._check_case(run, ledger.cases.get(run.case_id))
+        elif run.letter:
+            self._check_letter(run, effect)
         elif run.attempt > 1:
             if effect is None or state is not EffectState.RETRY_WAIT or effect.attempt != run.attempt - 1:
                 known = "nothing" if effect is None else f"{state.name}, {effect.attempt} attempts"
@@ -225,6 +231,16 @@ class Outside:
                 self._broken(3, "a quarantined effect runs again", run)
         elif state is not EffectState.QUEUED:
             self._broken(3, f"a first attempt starts, the ledger says {state.name}", run)
+
+    def _check_case(self, run: HandlerRun, case: Case | None) -> None:
+        if case is None or not case.holds or case.attempts != run.attempt - 1:
+            self._broken(3, f"attempt {run.attempt} starts for case {run.case_id}: {case}", run)
+
+    def _check_letter(self, run: HandlerRun, effect: Effect | None) -> None:
+        if effect is None and (run.partition, run.record.effect_key) in self.forgotten:
+            return  # it was known when the record was judged
+        if effect is None or (effect.state, effect.attempt) != (EffectState.QUARANTINED, run.attempt - 1):
+            self._broken(3, f"attempt {run.attempt} of a dead letter starts, the ledger says {effect}", run)
 
     def _check_turn(self, run: HandlerRun, ledger: LedgerState) -> None:
         record = run.record

@@ -22,6 +22,7 @@ from laneway.lanes.view import Entry, PutCase
 from tests.invariants import Broken, headers_of
 from tests.simulation.broker import Stored
 from tests.simulation.deeds import Deed
+from tests.simulation.letters import Letters
 from tests.simulation.setup import NAMES, SOURCE
 
 if TYPE_CHECKING:
@@ -43,6 +44,9 @@ class Operators:
         decided: by partition and source offset, records whose case a command has closed.
         passed: by partition and lane, numbers that a command has let the lane move past.
         reopened: by partition and effect key, effects that a command has run.
+        replayed: by partition and source offset, records that somebody wanted to run again.
+        renewed: by partition and source offset, the attempts before the last replay.
+        letters: the dead letters that they send back.
     """
 
     def __init__(self, world: World) -> None:
@@ -58,10 +62,11 @@ class Operators:
         self.decided: set[tuple[int, int]] = set()
         self.passed: set[tuple[int, str, int]] = set()
         self.reopened: set[tuple[int, str]] = set()
-        self._renewed: dict[tuple[int, int], int] = {}
+        self.renewed: dict[tuple[int, int], int] = {}
         self.replayed: set[tuple[int, int]] = set()
         self._finished: set[tuple[int, str, bytes]] = set()
         self._answers: dict[tuple[int, int], str] = {}
+        self.letters = Letters(world, self)
 
     # -- what they do
 
@@ -75,7 +80,7 @@ class Operators:
         if self._world.plan.deeds is None:
             return
         for partition, lane in sorted(self.paused):
-            self._send(partition, "resume", lane=lane)
+            self.send(partition, "resume", lane=lane)
 
     def finish(self) -> bool:
         """At rest: decide what is open. Returns whether there was anything."""
@@ -135,19 +140,22 @@ class Operators:
         if lanes:
             lane = random.choice(lanes)
             self.paused.add((partition, lane))
-            self._send(partition, "pause", lane=lane)
+            self.send(partition, "pause", lane=lane)
 
     def _do_resume(self, partition: int, random: Random) -> None:
         lanes = sorted(lane for number, lane in self.paused if number == partition and lane)
         if lanes:
-            self._send(partition, "resume", lane=random.choice(lanes))
+            self.send(partition, "resume", lane=random.choice(lanes))
 
     def _do_pause_all(self, partition: int, _: Random) -> None:
         self.paused.add((partition, ""))
-        self._send(partition, "pause")
+        self.send(partition, "pause")
 
     def _do_resume_all(self, partition: int, _: Random) -> None:
-        self._send(partition, "resume")
+        self.send(partition, "resume")
+
+    def _do_replay_letter(self, partition: int, random: Random) -> None:
+        self.letters.send(partition, random)
 
     def _do_garbage(self, partition: int, random: Random) -> None:
         log = self._world.cluster.log(NAMES.commands, partition)
@@ -169,7 +177,7 @@ class Operators:
         else:
             end = EffectState.SUCCEEDED if action == "mark-done" else EffectState.DISCARDED
             self.ended.add((partition, case.offset, end))
-        self._send(partition, action, lane=case.lane, case_id=case.case_id, version=case.version, **members)
+        self.send(partition, action, lane=case.lane, case_id=case.case_id, version=case.version, **members)
 
     def _correction(self, case: Case) -> bytes:
         value = case.record.value if case.record is not None else None
@@ -181,7 +189,8 @@ class Operators:
         members["version"] = 1
         return msgspec.json.encode(members)
 
-    def _send(self, partition: int, action: str, **members: Any) -> None:
+    def send(self, partition: int, action: str, **members: Any) -> None:
+        """A command goes to the owner of a partition."""
         self._numbers += 1
         command = Command(
             COMMAND_FORMAT,
@@ -252,7 +261,7 @@ class Operators:
                 continue
             case = entry.case
             if case.reason == "attempts-exhausted":
-                made = case.attempts - self._renewed.get((partition, case.offset), 0)
+                made = case.attempts - self.renewed.get((partition, case.offset), 0)
                 if made != 1 + delays:
                     what = f"attempts of {case.effect_key!r} are said to be exhausted after {made}"
                     raise Broken(13, what, partition=partition, lane=case.lane)
@@ -267,6 +276,9 @@ class Operators:
                 raise Broken(6, f"an answer to a command that nobody sent: {answer}", partition=partition)
             if self._answers.setdefault(place, forward.forward_id) != forward.forward_id:
                 raise Broken(6, f"the command at {answer.offset} has two answers", partition=partition)
+            command = self.commands[place]
+            if command is not None and command.letter is not None and not answer.why:
+                self.letters.answered(partition, answer, command.letter)
             return
         news = msgspec.json.decode(forward.value or b"", type=ReviewNews)
         if news.event == "resolved" and news.command_id:
@@ -279,7 +291,7 @@ class Operators:
         if ACTIONS[command.action].runs:
             # Also where the record was refused unseen, and no handler ran.
             self.reopened.add((partition, news.effect_key))
-            self._renewed[partition, news.offset] = news.attempts
+            self.renewed[partition, news.offset] = news.attempts
         if not news.holds or ACTIONS[command.action].runs:
             return
         end = command.sequence if command.action == "set-next" else news.sequence + 1
@@ -299,6 +311,7 @@ class Operators:
 
     def check_end(self, partition: int) -> None:
         """Every command was answered; where people decide, nothing is left open, held or paused (8)."""
+        self.letters.check_end(partition)
         landed = self._world.watch.forwarded.ids
         for number, offset in self.commands:
             if number == partition and self._answers.get((number, offset)) not in landed:

@@ -74,6 +74,7 @@ class Watch:
             once=config.review,
             passed=world.operators.has_passed,
             paused=lambda *lane: lane in world.operators.paused,
+            late=lambda *effect: effect in world.operators.letters.late,
         )
         self.decisions = Decisions(world, self)
         self.emissions = Emissions(world)
@@ -105,13 +106,14 @@ class Watch:
             raise Broken(1, f"{record} is not what was published there", partition=number, lane=record.lane)
         ledger = process.disk.seen(number)
         case_id = self._world.operators.begins(number, record)
-        act = HandlerRun((process.ident, run.epoch), number, published, record.attempt, case_id)
+        letter = self._world.operators.letters.begins(number, record)
+        act = HandlerRun((process.ident, run.epoch), number, published, record.attempt, case_id, letter)
         if self._world.trace is not None:
             place = f"offset {published.offset} sequence {published.sequence} #{record.attempt}"
             text = f"handler begins: {place}"
             self._world.tell(process, text, number, published.lane)
         self.outside.begins(act, ledger)
-        if record.attempt > 1 and not case_id and not self.clock_jumped:
+        if record.attempt > 1 and not (case_id or letter or self.clock_jumped):
             due_ms = self._due[number, published.effect_key, record.attempt - 1]
             if self._world.clock.now_ms < due_ms:
                 raise Broken(
@@ -208,6 +210,8 @@ class Watch:
         if topic == EMITTED and forward.forward_id not in self.forwarded.ids:
             self.emissions.landed(partition, forward)
         self.forwarded.landed(partition, forward)
+        if topic == NAMES.dlq:
+            self._world.operators.letters.landed(partition, forward)
         if topic == NAMES.retry:
             own = headers_of(forward)
             place = (offset, int(own["origin-offset"]), int(own["attempt"]))

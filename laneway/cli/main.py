@@ -25,6 +25,7 @@ from laneway.cli.output import say
 from laneway.cli.pause import pause, resume
 from laneway.cli.preview import preview
 from laneway.cli.replay import replay
+from laneway.cli.rerun import rerun
 from laneway.cli.resolve import resolve
 from laneway.cli.run import run
 from laneway.errors import LanewayError
@@ -66,6 +67,11 @@ app.command(
     name="resume",
     epilog="Example: laneway resume --lane customer-17 --reason 'corrected' -b localhost:9092 -g reminders",
 )(resume)
+app.command(
+    name="rerun",
+    epilog="Example: laneway rerun --from @2026-03-01T06:00Z --to @2026-03-01T07:00Z --reason 'wrong VAT' "
+    "-b localhost:9092 -g reminders",
+)(rerun)
 app.add_typer(retry.app, name="retry")
 review.app.command(
     epilog="Example: laneway review resolve sequence-gap-0123456789ab --action skip --reason 'never sent' "

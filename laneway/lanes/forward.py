@@ -107,6 +107,7 @@ class CommandAnswer(msgspec.Struct, frozen=True, rename="camel"):
         outcome: what the delivery came to that a command asked for, such as `succeeded`; else "".
         next_case: the case that it ended in, when it did not end well.
         letter, replays: of a replayed dead letter: its forward id, and how often its effect was replayed.
+        effect_key, run: of a rerun: what was to be repeated, and the number of the rerun.
     """
 
     format: int
@@ -127,6 +128,8 @@ class CommandAnswer(msgspec.Struct, frozen=True, rename="camel"):
     next_case: str = ""
     letter: str = ""
     replays: int = 0
+    effect_key: str = ""
+    run: int = 0
 
 
 class Forwarder:
@@ -248,6 +251,7 @@ class Forwarder:
         """
         home, command = self._home, record.command
         letter, replay = command.letter if command is not None else None, replay_of(record)
+        repeat = command.repeat if command is not None else None
         value = msgspec.json.encode(
             CommandAnswer(
                 format=int(FORMAT),
@@ -268,6 +272,8 @@ class Forwarder:
                 next_case=next_case,
                 letter=letter.forward_id if letter is not None else "",
                 replays=replay.count if letter is not None and replay is not None and not why else 0,
+                effect_key=repeat.effect_key if repeat is not None else "",
+                run=repeat.run if repeat is not None else 0,
             )
         )
         forward_id = self._forward_id("answer", record.offset, 0, "")

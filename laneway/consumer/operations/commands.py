@@ -231,6 +231,9 @@ def queued(
             bare = (
                 None if letter is None else msgspec.structs.replace(letter, key=None, value=None, headers=())
             )
-            kept = msgspec.structs.replace(command, value=None, letter=bare)
+            repeat = command.repeat
+            if repeat is not None:
+                repeat = msgspec.structs.replace(repeat, key=None, value=None, headers=())
+            kept = msgspec.structs.replace(command, value=None, letter=bare, repeat=repeat)
             found[command.command_id] = (kept, record.offset)
     return found

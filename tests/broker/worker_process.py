@@ -28,6 +28,7 @@ from tests.broker.kafka import REPOSITORY
 
 DEADLINE_S = 30.0
 SESSION_TIMEOUT_MS = 3000
+TRANSACTION_TIMEOUT_MS = 3000
 
 # Replaces itself by the worker, after asking the kernel to end it with the test. A launcher, because
 # `preexec_fn` is not safe in a process with threads. arguments: parent's pid, command...
@@ -54,7 +55,7 @@ def settings_of(
     """What a laneway.toml of a test holds: nested tables; those given by name are merged in.
 
     The session is short, so that the partitions of a killed worker move within seconds; under the
-    `consumer` protocol the broker decides that.
+    `consumer` protocol the broker decides that. So is a transaction, which a killed worker leaves open.
     """
     settings: dict[str, Any] = {
         "bootstrap": bootstrap,
@@ -69,6 +70,9 @@ def settings_of(
     for name, value in tables.items():
         old = settings.get(name)
         settings[name] = {**old, **value} if isinstance(old, dict) else value
+    if settings["ledger"]["replication"] == "changelog":
+        short = {"transaction.timeout.ms": TRANSACTION_TIMEOUT_MS}
+        settings["kafka"] = short | settings.get("kafka", {})
     return settings
 
 

@@ -33,7 +33,7 @@ def find_broker() -> KafkaBroker:
         require_jvm()
         # Share groups are a feature that a Kafka 4.1 has to be formatted with.
         storage = ("--standalone", "-t", random_uuid(), "--feature", "share.version=1")
-        own = JvmBroker({}, HEAP_MB, storage=storage)
+        own = JvmBroker({}, HEAP_MB, storage=storage, for_speed=True)
         start_together([own])
         broker = own
     if not broker.bootstrap.startswith(_LOOPBACK):

@@ -18,7 +18,7 @@ import threading
 import time
 import uuid
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -36,6 +36,8 @@ from tests.broker.cluster import Cluster, Outgoing
 SHARES: Final = (0.1, 0.5, 0.9)
 FASTER: Final = 1.4
 """Than the worker: the producer that finds out its maximum."""
+LINGER_MS: Final = 5
+"""What the client does by default."""
 FIRST: Final = 200
 """Records that are through before the clock runs: by then the worker is there."""
 DEADLINE_S: Final = 120.0
@@ -141,11 +143,11 @@ def measure_latency(
     Raises:
         SubjectFailedError: there is no figure.
     """
-    found = [_one(cluster, tag, 0.0, about * FASTER, seconds)]
+    found = [one_load(cluster, tag, 0.0, about * FASTER, seconds)]
     maximum = found[0].handled_per_second
     say(f"latency  maximum beside its producer: {maximum:,.0f} records/s")
     for share in SHARES:
-        one = _one(cluster, tag, share, maximum * share, seconds)
+        one = one_load(cluster, tag, share, maximum * share, seconds)
         found.append(one)
         say(
             f"latency  at {share:.0%}: effect p50 {one.effect.p50:.1f} ms, p99 {one.effect.p99:.1f}; "
@@ -154,7 +156,8 @@ def measure_latency(
     return found
 
 
-def _one(cluster: Cluster, tag: str, share: float, per_second: float, seconds: float) -> Latency:
+def one_load(cluster: Cluster, tag: str, share: float, per_second: float, seconds: float) -> Latency:
+    """So many records a second for so long."""
     records = list(load.made(FIRST + int(per_second * seconds), KEYS))
     topic = f"{tag}-latency-{uuid.uuid4().hex[:6]}"
     group = f"{topic}-g"
@@ -186,25 +189,40 @@ def _one(cluster: Cluster, tag: str, share: float, per_second: float, seconds: f
             heard = commits.stop()
         effects = json.loads(trace.read_text(encoding="ascii"))
     # What was sent before the clock ran says nothing.
-    counted = [each for each in effects if each[0] >= FIRST]
+    counted = [tuple(each) for each in effects if each[0] >= FIRST]
     window_s = (began_s + seconds / 4, began_s + seconds)
     within = sum(window_s[0] <= at_s < window_s[1] for *_, at_s in counted)
-    to_effect, to_committed = [], []
-    for number, partition, offset, at_s in counted:
-        meant_s = began_s + (number - FIRST) / per_second
-        to_effect.append(at_s - meant_s)
-        commits_there = heard[partition]
-        first = bisect_right(commits_there, offset, key=lambda commit: commit[1])
-        to_committed.append(commits_there[first][0] - meant_s)
+    effect, committed = since_meant(counted, heard, lambda number: began_s + (number - FIRST) / per_second)
     return Latency(
         share,
         per_second,
         len(counted),
         within / (window_s[1] - window_s[0]),
-        percentiles(to_effect),
-        percentiles(to_committed),
+        percentiles(effect),
+        percentiles(committed),
         percentiles(late_s),
     )
+
+
+def since_meant(
+    effects: Sequence[tuple[int, int, int, float]],
+    commits: Mapping[int, Sequence[tuple[float, int]]],
+    meant_s: Callable[[int], float],
+) -> tuple[list[float], list[float]]:
+    """Seconds from the time a record was to be sent to its effect, and to the first commit behind it.
+
+    Args:
+        effects: number, partition, offset, and when its handler was through.
+        commits: by partition, when which offset was committed, in that order.
+        meant_s: when the record of that number was to be sent.
+    """
+    to_effect, to_committed = [], []
+    for number, partition, offset, at_s in effects:
+        there = commits[partition]
+        first = bisect_right(there, offset, key=lambda commit: commit[1])
+        to_effect.append(at_s - meant_s(number))
+        to_committed.append(there[first][0] - meant_s(number))
+    return to_effect, to_committed
 
 
 def _produce(
@@ -212,7 +230,7 @@ def _produce(
 ) -> tuple[float, list[float]]:
     """Send each record when it is due; returns when the first was, and how late each was sent."""
     producer = Producer(
-        {"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 1, "log_level": 0}
+        {"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": LINGER_MS, "log_level": 0}
     )
 
     def send(record: Outgoing) -> None:

@@ -11,6 +11,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 
 from confluent_kafka import Producer
 
@@ -53,6 +54,15 @@ def publish(cluster: Cluster, topic: str, *, partitions: int, records: int, keys
     if left or written != records:
         raise ClusterError(f"{topic}: {written} of {records} records were written, {left} had no answer")
     return total / records
+
+
+def remove(cluster: Cluster, *words: str) -> None:
+    """Delete the topics that have all of these in their names, as far as they are still there."""
+    for name in cluster.topics():
+        if all(word in name for word in words):
+            # A broker lists a topic for a moment after it was deleted.
+            with suppress(ClusterError):
+                cluster.delete_topic(name)
 
 
 def made(records: int, keys: int) -> Iterator[Outgoing]:

@@ -25,8 +25,8 @@ from benchmarks.supervise import Subject, SubjectFailedError, started
 from tests.broker.cluster import Cluster
 
 PARTITIONS: Final = 8
-SETTLE_S: Final = 1.0
-START_S: Final = 5.0
+SETTLE_S = 1.0
+START_S = 5.0
 """In which the first may be alone with the backlog."""
 FASTEST: Final = 30_000
 """Records a second that the backlog must last for."""
@@ -64,9 +64,7 @@ def measure_processes(
         for count in counts:
             group = f"{tag}-g{uuid.uuid4().hex[:8]}"
             one = _together(cluster.bootstrap, topic, group, backlog, count, window_s)
-            for name in cluster.topics():
-                if group in name:
-                    cluster.delete_topic(name)
+            load.remove(cluster, group)
             found.append(one)
             say(f"round {number}/{rounds}  {count} processes: {one.per_second:>10,.0f} records/s")
     return found

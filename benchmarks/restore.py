@@ -54,6 +54,8 @@ FASTEST: Final = 20_000
 """Records a second that the backlog must last for."""
 SLOWEST_RESTORE: Final = 25_000
 """Entries a second; a restore that is slower runs into the deadline."""
+SLACK_S: Final = 10.0
+"""For the rebalance."""
 JOIN_S: Final = 60.0
 STOP_S: Final = 45.0
 POLL_S: Final = 0.02
@@ -107,17 +109,21 @@ def measure_restore(
     entries: int,
     rounds: int,
     window_s: float,
+    beside: bool = True,
     say: Callable[[str], None],
 ) -> Restored:
     """Fill, then measure. Topics begin with `tag`; whoever calls deletes them.
+
+    Args:
+        beside: also beside a live partition.
 
     Raises:
         SubjectFailedError: there is no figure.
     """
     group, big, live = f"{tag}-g", f"{tag}-big", f"{tag}-live"
     result = Restored(entries, window_s)
-    longest_s = 2 * WARM_S + 2 * window_s + entries / SLOWEST_RESTORE + 10
-    backlog = int(rounds * longest_s * FASTEST)
+    longest_s = 2 * WARM_S + 2 * window_s + entries / SLOWEST_RESTORE + SLACK_S
+    backlog = int(rounds * longest_s * FASTEST) if beside else 1
     say(f"filling {live}: {backlog:,} records")
     load.publish(cluster, live, partitions=1, records=backlog, keys=KEYS)
     cluster.create_topic(big, 1)
@@ -139,13 +145,15 @@ def measure_restore(
         result.alone.append(alone)
         name = f"round {number}/{rounds}  restore"
         say(f"{name} alone   {alone.entries / alone.restore_s:>10,.0f} entries/s")
+        if not beside:
+            continue
         task = Task(cluster.bootstrap, group, (big, live), longest_s + JOIN_S)
-        beside = _beside(task, big, live, window_s)
-        _require_whole(beside.entries, written)
-        result.beside.append(beside)
-        speeds = (beside.before_per_s, beside.during_per_s, beside.after_per_s)
+        both = _beside(task, big, live, window_s)
+        _require_whole(both.entries, written)
+        result.beside.append(both)
+        speeds = (both.before_per_s, both.during_per_s, both.after_per_s)
         say(
-            f"{name} beside  {beside.entries / beside.restore_s:>10,.0f} entries/s; records/s of the live "
+            f"{name} beside  {both.entries / both.restore_s:>10,.0f} entries/s; records/s of the live "
             f"partition before, meanwhile, after: {', '.join(f'{speed:,.0f}' for speed in speeds)}"
         )
     return result

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from benchmarks.latency import FIRST, Latency, Percentiles
+from benchmarks.latency import FIRST, LINGER_MS, Latency, Percentiles
 from benchmarks.peers.work import millis
 from benchmarks.plan import LANEWAY, SUBJECTS, Case
 from benchmarks.processes import PARTITIONS as PROCESS_PARTITIONS
@@ -242,7 +242,7 @@ def _latencies(found: list[Latency]) -> Table:
     ]
     title = (
         f"{_SUBJECT}, milliseconds from the time a record was to be sent; open loop, the first {FIRST} "
-        "records not counted, a producer with linger 1 ms on the same CPUs"
+        f"records not counted, a producer with linger {LINGER_MS} ms on the same CPUs"
     )
     return Table(title, columns, rows)
 
@@ -257,31 +257,34 @@ def _restored(restored: Restored) -> Table:
     def of_beside(figure: Callable[[Beside], float], digits: int = 0) -> str:
         return f"{median(map(figure, beside)):,.{digits}f}"
 
-    share = median(2 * run.during_per_s / (run.before_per_s + run.after_per_s) for run in beside)
     rows: list[Sequence[str]] = [
         ["alone, entries/s", of_alone(lambda run: run.entries / run.restore_s)],
         [
             "alone, resident MiB before; at most",
             f"{of_alone(lambda run: run.before_mib)}; {of_alone(lambda run: run.peak_mib)}",
         ],
-        ["beside a live partition, entries/s", of_beside(lambda run: run.entries / run.restore_s)],
-        [
-            "beside a live partition, resident MiB before; at most; after",
-            f"{of_beside(lambda run: run.before_mib)}; {of_beside(lambda run: run.peak_mib)}; "
-            f"{of_beside(lambda run: run.after_mib)}",
-        ],
-        [
-            f"that live partition, records/s before; meanwhile; after ({restored.window_s:g} s)",
-            f"{of_beside(lambda run: run.before_per_s)}; {of_beside(lambda run: run.during_per_s)}; "
-            f"{of_beside(lambda run: run.after_per_s)}",
-        ],
-        ["of what it does without", f"{share:.2f}"],
-        [
-            "CPUs the worker had before; meanwhile; after",
-            f"{of_beside(lambda run: run.before_cpus, 2)}; {of_beside(lambda run: run.during_cpus, 2)}; "
-            f"{of_beside(lambda run: run.after_cpus, 2)}",
-        ],
     ]
+    if beside:
+        share = median(2 * run.during_per_s / (run.before_per_s + run.after_per_s) for run in beside)
+        rows += [
+            ["beside a live partition, entries/s", of_beside(lambda run: run.entries / run.restore_s)],
+            [
+                "beside a live partition, resident MiB before; at most; after",
+                f"{of_beside(lambda run: run.before_mib)}; {of_beside(lambda run: run.peak_mib)}; "
+                f"{of_beside(lambda run: run.after_mib)}",
+            ],
+            [
+                f"that live partition, records/s before; meanwhile; after ({restored.window_s:g} s)",
+                f"{of_beside(lambda run: run.before_per_s)}; {of_beside(lambda run: run.during_per_s)}; "
+                f"{of_beside(lambda run: run.after_per_s)}",
+            ],
+            ["of what it does without", f"{share:.2f}"],
+            [
+                "CPUs the worker had before; meanwhile; after",
+                f"{of_beside(lambda run: run.before_cpus, 2)}; {of_beside(lambda run: run.during_cpus, 2)}; "
+                f"{of_beside(lambda run: run.after_cpus, 2)}",
+            ],
+        ]
     title = f"restore of {alone[0].entries:,} changelog entries, {len(alone)} round(s)"
     return Table(title, ["", "median"], rows)
 

@@ -24,6 +24,7 @@ import msgspec
 from confluent_kafka import Consumer
 from pydantic import BaseModel
 
+from benchmarks.broker import find_broker
 from benchmarks.subject import worker_settings
 from laneway import Delivery, Pipeline
 from laneway.consumer import topics
@@ -41,7 +42,7 @@ from laneway.pipeline import Processor
 from laneway.store.ledger import Ledger
 from laneway.store.port import ChangelogMark, StoreIdentity
 from tests.broker.cluster import Cluster
-from tests.broker.kafka import KafkaStartError, NoKafkaError, find_kafka
+from tests.broker.kafka import KafkaStartError, NoKafkaError
 
 RECORDS = 40_000
 KEYS = 1_000
@@ -241,7 +242,7 @@ def main() -> int:
         _print(_rounds(local))
         return 0
     try:
-        broker = find_kafka()
+        broker = find_broker()
     except (NoKafkaError, KafkaStartError) as error:
         print(f"stages: {error}", file=sys.stderr)
         return 3

@@ -48,6 +48,7 @@ POM = Path(__file__).with_name("kafka-pom.xml")
 REPOSITORY = Path(__file__).resolve().parents[2]
 START_DEADLINE_S = 60.0
 MAVEN_DEADLINE_S = 600.0
+_SOON_READY = "-XX:TieredStopAtLevel=1"
 
 # What every broker started here runs with: one node, quick groups, room for a 5 MiB value.
 SETTINGS: Mapping[str, str] = {
@@ -199,6 +200,7 @@ class JvmBroker(OwnBroker):
         ports: the broker's and the controller's; free ones by default.
         storage: what the tool that formats the storage is told beside the settings.
         proxy_port: of a proxy on loopback that stands before it.
+        for_speed: it is compiled as for a long life, which costs more than all that a test asks of it.
     """
 
     def __init__(
@@ -208,6 +210,7 @@ class JvmBroker(OwnBroker):
         ports: tuple[int, int] | None = None,
         storage: Sequence[str] = (),
         proxy_port: int | None = None,
+        for_speed: bool = False,
     ) -> None:
         java, class_path = _find_java(), _class_path()
         port, controller_port = ports or free_ports(2)
@@ -220,7 +223,9 @@ class JvmBroker(OwnBroker):
         self._properties = self.directory / "server.properties"
         self._log = self.directory / "broker.log"
         self._java = [java, "-cp", class_path, "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]
-        self._heap = [f"-Xms{min(heap_mb, 256)}m", f"-Xmx{heap_mb}m"]
+        self._heap = [f"-Xms{min(heap_mb, 256)}m", f"-Xmx{heap_mb}m", "-XX:+UseSerialGC"]
+        if not for_speed:
+            self._heap.append(_SOON_READY)
         atexit.register(self.stop)
         lines = {
             **SETTINGS,
@@ -283,7 +288,7 @@ class JvmBroker(OwnBroker):
 
     def prepare(self) -> None:
         """Formats the storage."""
-        quick = ["-XX:TieredStopAtLevel=1", "-Xmx64m"]
+        quick = [_SOON_READY, "-Xmx64m"]
         tool = ["kafka.tools.StorageTool", "format", *self._storage, "-c"]
         command = [*self._java, *quick, *tool, str(self._properties)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=START_DEADLINE_S, check=False)
@@ -292,7 +297,7 @@ class JvmBroker(OwnBroker):
 
     def launch(self) -> None:
         """Starts the JVM with its formatted storage."""
-        broker = [*self._java, *self._heap, "-XX:+UseSerialGC", "kafka.Kafka", str(self._properties)]
+        broker = [*self._java, *self._heap, "kafka.Kafka", str(self._properties)]
         launcher = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid())]
         assert self._lock is not None, "a stopped broker is not started again"
         with self._log.open("ab") as log:

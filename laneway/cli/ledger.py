@@ -74,6 +74,7 @@ def _effect_columns(now_ms: int) -> tuple[Column[_Found], ...]:
         Column("reason", lambda found: found.effect.reason or None),
         Column("attempt", lambda found: found.effect.attempt, "attempt", _attempts),
         Column("max_attempts", lambda found: found.max_attempts, ""),
+        Column("run", lambda found: found.effect.run),
         Column(
             "due_ms",
             lambda found: found.effect.due_ms or None,

@@ -20,7 +20,7 @@ import msgspec
 
 from laneway.consumer.kafka.cluster import Partition, Watermarks
 from laneway.consumer.operations.reset import Move
-from laneway.consumer.preview.preview import batches_of, is_numbered
+from laneway.consumer.preview.preview import Read, batches_of, is_numbered
 from laneway.consumer.preview.trial import Seen, Trial
 from laneway.consumer.preview.window import shares
 from laneway.consumer.rules import envelope_of, rules_of
@@ -150,7 +150,9 @@ class Foreseen:
         return len({*self.closed, *self.about}) + self.opened
 
 
-def touched(settings: Settings, moves: Sequence[Move], *, limit: int, timeout_s: float) -> Touched:
+def touched(
+    settings: Settings, moves: Sequence[Move], *, limit: int, timeout_s: float, read: Read = batches_of
+) -> Touched:
     """The records between where the group is and where it goes; of a move forward those behind it too.
 
     Raises:
@@ -165,7 +167,7 @@ def touched(settings: Settings, moves: Sequence[Move], *, limit: int, timeout_s:
     unread = {place: size - share[place] for place, size in sizes.items()}
     found = Touched(spans, unread, set(), set())
     envelopes = {move.place[0]: envelope_of(settings, move.place[0], None) for move in moves}
-    for (topic, number), records in batches_of(settings, spans, timeout_s=timeout_s):
+    for (topic, number), records in read(settings, spans, timeout_s=timeout_s):
         for record in records:
             if not record.fault:
                 envelopes[topic].read(record, topic, number)
@@ -189,6 +191,7 @@ def foreseen(
     parts: Mapping[Partition, Part],
     *,
     timeout_s: float,
+    read: Read = batches_of,
 ) -> Mapping[Partition, Foreseen]:
     """What each move comes to.
 
@@ -203,7 +206,7 @@ def foreseen(
         move.place: _Look(settings, rules, move, parts.get(move.place) or Part(found), found)
         for move in moves
     }
-    for at, records in batches_of(settings, found.spans, timeout_s=timeout_s):
+    for at, records in read(settings, found.spans, timeout_s=timeout_s):
         looks[at].take(records)
     return {at: look.outcome() for at, look in looks.items()}
 

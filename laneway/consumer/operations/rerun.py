@@ -18,7 +18,7 @@ from typing import Final
 
 from laneway.consumer.kafka.cluster import Partition, Watermarks
 from laneway.consumer.operations.commands import new_command_id
-from laneway.consumer.preview.preview import batches_of
+from laneway.consumer.preview.preview import Read, batches_of
 from laneway.consumer.rules import envelope_of
 from laneway.consumer.settings.model import Settings
 from laneway.errors import RefusedError
@@ -98,7 +98,13 @@ class Plan:
 
 
 def find(
-    settings: Settings, spans: Mapping[Partition, Watermarks], fits: Fits, *, limit: int, timeout_s: float
+    settings: Settings,
+    spans: Mapping[Partition, Watermarks],
+    fits: Fits,
+    *,
+    limit: int,
+    timeout_s: float,
+    read: Read = batches_of,
 ) -> Records:
     """The records of these spans that fit.
 
@@ -108,7 +114,7 @@ def find(
     """
     records = Records()
     envelopes = {topic: envelope_of(settings, topic, None) for topic, _ in spans}
-    for place, batch in batches_of(settings, spans, timeout_s=timeout_s):
+    for place, batch in read(settings, spans, timeout_s=timeout_s):
         for record in batch:
             if not record.fault:
                 envelopes[place[0]].read(record, *place)
@@ -186,7 +192,7 @@ def _left_alone(each: Found, effect: Effect | None, run: int) -> str:
 
 
 def commands(
-    settings: Settings, made: Plan, actor: str, reason: str, *, timeout_s: float
+    settings: Settings, made: Plan, actor: str, reason: str, *, timeout_s: float, read: Read = batches_of
 ) -> Iterator[Command]:
     """The commands, those of one lane in its order; the records are read meanwhile.
 
@@ -199,7 +205,7 @@ def commands(
         spans[place] = Watermarks(min(span.start, offset), max(span.end, offset + 1))
     ahead = {(place, made.chosen[place, offset].effect_key) for place, offset in made.chosen}
     waiting: dict[tuple[Partition, str], Command] = {}
-    for place, batch in batches_of(settings, spans, timeout_s=timeout_s):
+    for place, batch in read(settings, spans, timeout_s=timeout_s):
         for record in batch:
             found = made.chosen.get((place, record.offset))
             if found is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from laneway.consumer.inspection import topics as inspect_topics
 from laneway.consumer.intake import record_of
@@ -32,6 +32,14 @@ DECODER_WAIT_S: Final = 30.0
 """How long a decoder may say in a row that it cannot read now."""
 
 Batches = Iterable[tuple[Partition, list[Record]]]
+
+
+class Read(Protocol):
+    """How records are read; see `batches_of`."""
+
+    def __call__(
+        self, settings: Settings, spans: Mapping[Partition, Watermarks], *, timeout_s: float
+    ) -> Batches: ...
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ from laneway.lanes.admission import IN_TURN, PASSED, PLACES, Action, Decision, H
 from tests.simulation import planting as plant
 from tests.simulation.changelog_defects import CHANGELOG_DEFECTS
 from tests.simulation.defect import Defect
+from tests.simulation.handler_defects import HANDLER_DEFECTS
 from tests.simulation.operator_defects import OPERATOR_DEFECTS
 
 _DUPLICATE = Decision(Action.DUPLICATE)
@@ -284,4 +285,4 @@ LOCAL_DEFECTS: tuple[Defect, ...] = (
     ),
 )
 
-DEFECTS = (*LOCAL_DEFECTS, *CHANGELOG_DEFECTS, *OPERATOR_DEFECTS)
+DEFECTS = (*LOCAL_DEFECTS, *CHANGELOG_DEFECTS, *OPERATOR_DEFECTS, *HANDLER_DEFECTS)

@@ -7,6 +7,7 @@ what is decided; here stands what is asked first, and what everybody has to wait
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import islice
 
 from laneway.lanes.admission import (
@@ -80,11 +81,11 @@ class Judging:
     def judge(self, work: Work, known: Known, now_ms: int) -> list[Record]:
         """Judge a lane until something may run; nothing when it has to wait, or nothing is left."""
         while True:
-            if work.commands and not waits_behind(work.commands[0].command, work.state):
-                starts = self._judge_command(work, work.commands[0], known, now_ms)
+            if work.commands and (record := _next_command(work.commands, work.state)) is not None:
+                starts = self._judge_command(work, record, known, now_ms)
                 if starts is None:
                     return []
-                record = work.commands.popleft()
+                work.commands.remove(record)
                 if starts:
                     self._in_hand.take(record.effect_key, work.lane)
                     return [record]
@@ -444,6 +445,11 @@ class Judging:
         return refusal_of_next(
             sequence, work.state, self._rules.first_sequence, first[0][0][1] if first else None
         )
+
+
+def _next_command(commands: Iterable[Record], lane: Lane) -> Record | None:
+    """The first one that need not wait; a repeat that waits for a retry is not in the way of the others."""
+    return next((record for record in commands if not waits_behind(record.command, lane)), None)
 
 
 def _refusal_of_pause(command: Command, what: str, *, paused: bool) -> str:

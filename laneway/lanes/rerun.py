@@ -14,13 +14,9 @@ from laneway.lanes.lane import HoldKind, Lane
 
 
 def waits_behind(command: Command | None, lane: Lane) -> bool:
-    """Whether a repeat lets its lane go on first: what waits for its retry ends by itself.
-
-    On a paused lane it does not, so the command that resumes it is never behind a repeat.
-    """
-    if command is None or command.repeat is None or lane.hold is None:
-        return False
-    return lane.hold.kind is HoldKind.RETRY and lane.pause is None
+    """Whether a repeat lets its lane go on first: what waits for its retry ends by itself."""
+    is_repeat = command is not None and command.repeat is not None
+    return is_repeat and lane.hold is not None and lane.hold.kind is HoldKind.RETRY
 
 
 def has_begun_again(repeat: Repeat, effect: Effect | None) -> bool:

@@ -11,6 +11,7 @@ import pytest
 from laneway.lanes.admission import Order
 from laneway.lanes.command import Repeat
 from laneway.lanes.effect import Effect, EffectState
+from laneway.lanes.envelope import EnvelopeRules
 from laneway.lanes.record import Channel, Record, run_of
 from laneway.lanes.settlement import Settled
 from laneway.lanes.settling import Rules
@@ -274,19 +275,37 @@ def test_what_has_not_succeeded_is_not_repeated() -> None:
     driver.applied("resume", lane="a")
 
 
-def test_a_paused_key_can_be_resumed_behind_a_repeat() -> None:
-    """A repeat that waits for a retry of its key is not in the way of the command that lets it go on."""
+def test_other_commands_pass_a_repeat_that_waits() -> None:
+    """While a repeat waits for a retry of its key, the key can be paused, and resumed."""
     driver = happened()
     driver.answers_with["a1", 1] = LATER
-    driver.chain("a1", "a2")
+    asked = driver.chain("a1", "a2")
     driver.rest(wait=False)
-    driver.applied("pause", lane="a")
-    driver.rest()
-    driver.applied("resume", lane="a")
+    for action in ("pause", "resume"):
+        offset = driver.command(action, lane="a")
+        driver.rest(wait=False)
+        assert driver.answer(offset).event == "applied"
+        assert driver.seen == [("a1", 1)]
     driver.answers_with.clear()
     driver.rest()
-    assert driver.known("a1").run == 1
+    assert driver.seen == [("a1", 1), ("a1", 1), ("a2", 1)]
+    assert driver.whys(asked) == ["retry_wait", "succeeded"]
     driver.check_at_rest()
+
+
+def test_a_refused_repeat_is_no_effect_that_did_not_happen() -> None:
+    """Without order a changed payload corrects what was rejected; not what has happened, and was repeated."""
+    driver = Rerun(envelope=EnvelopeRules(sequence_key=None, sequence=None))
+    driver.produce(None, None, effect="x")
+    driver.rest()
+    driver.answers_with["x", 1] = POISON
+    driver.again("x")
+    driver.rest()
+    assert driver.known("x").state is EffectState.QUARANTINED
+    driver.produce(None, None, effect="x", payload={"of": "something else"})
+    driver.rest()
+    assert driver.cases() == ["effect-conflict"]
+    assert driver.seen == [("x", 0), ("x", 1)]
 
 
 def test_what_is_no_repeat_is_refused() -> None:

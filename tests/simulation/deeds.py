@@ -52,7 +52,13 @@ def make_deeds(seed: int, partitions: int, steps: int) -> tuple[Deed, ...] | Non
     # Drawn apart, so that what the others do stays what it was.
     random = Random(f"letters {seed}")
     deeds += [
-        Deed(random.randrange(steps), "replay_letter", random.randrange(partitions), random.randrange(10**6))
-        for _ in range(random.choice((0, 0, 5, 15)))
+        # The first ones have to be refused before.
+        Deed(
+            random.randrange(steps // 3, steps),
+            "replay_letter",
+            random.randrange(partitions),
+            random.randrange(10**6),
+        )
+        for _ in range(random.choice((0, 6, 16)))
     ]
     return tuple(sorted(deeds, key=lambda deed: deed.step))

@@ -9,11 +9,12 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from laneway.lanes.command import Letter
 from laneway.lanes.forward import CommandAnswer, Forward, foreign
 from laneway.lanes.record import Record, keyed_lane, lane_of_one
 from tests.invariants import Broken, headers_of
-from tests.simulation.setup import MAX_REPLAYS
 
 if TYPE_CHECKING:
     from tests.simulation.operators import Operators
@@ -34,13 +35,17 @@ class Letters:
         self._world = world
         self._operators = operators
         self._landed: dict[int, dict[str, Forward]] = {}
+        self._retries: dict[int, list[Forward]] = {}
         self._applied: dict[tuple[int, str], tuple[int, Letter]] = {}
         self._of_place: dict[tuple[int, int], list[Letter]] = {}
         self.late: set[tuple[int, str]] = set()
 
     def landed(self, partition: int, forward: Forward) -> None:
-        """A dead letter stands in its topic."""
-        if headers_of(forward).get("effect-key"):
+        """A dead letter or a retry stands in its topic."""
+        own = headers_of(forward)
+        if own.get("kind") == "retry":
+            self._retries.setdefault(partition, []).append(forward)
+        elif own.get("effect-key"):
             self._landed.setdefault(partition, {}).setdefault(forward.forward_id, forward)
 
     def send(self, partition: int, random: Random) -> None:
@@ -48,7 +53,7 @@ class Letters:
         known = list(self._landed.get(partition, {}).values())[-SEEN_LAST:]
         if not known:
             return
-        forward = random.choice(known)
+        forward = random.choice((*known, known[-1]))
         own = headers_of(forward)
         key, effect_key, offset = own.get("sequence-key"), own["effect-key"], int(own["origin-offset"])
         published = self._world.watch.books.by_place[partition, offset]
@@ -65,13 +70,14 @@ class Letters:
             random.random() < 0.5,
         )
         self._operators.replayed.add((partition, offset))
-        if letter.value != published.value:
-            # It was corrected before, and refused all the same.
-            self._operators.corrections.add((partition, offset, letter.value or b""))
+        corrected = correction_of(published.value) if random.random() < 0.25 else None
+        if (corrected or letter.value) != published.value:
+            # Corrected now, or before, and then refused all the same.
+            self._operators.corrections.add((partition, offset, corrected or letter.value or b""))
         if letter.out_of_order:
             self.late.add((partition, effect_key))
         lane = keyed_lane(key) if key is not None else lane_of_one(effect_key)
-        self._operators.send(partition, "replay-letter", lane=lane, letter=letter)
+        self._operators.send(partition, "replay-letter", lane=lane, letter=letter, value=corrected)
 
     def begins(self, partition: int, record: Record) -> str:
         """A run begins; returns the letter that it is the replay of."""
@@ -95,7 +101,7 @@ class Letters:
         self._operators.reopened.add((partition, letter.effect_key))
         self._operators.renewed[place] = letter.attempt
         number = [each.forward_id for each in done].index(letter.forward_id) + 1
-        if number > MAX_REPLAYS:
+        if number > self._world.plan.config.max_replays:
             self._broken(partition, f"offset {letter.offset} is replayed for the {number}th time")
         if answer.replays != number:
             self._broken(
@@ -103,8 +109,8 @@ class Letters:
             )
 
     def check_end(self, partition: int) -> None:
-        """Each dead letter says how often its record was replayed before, and from which letter it came."""
-        for forward in self._landed.get(partition, {}).values():
+        """All that came of a replay says how often that happened before, and from which letter it came."""
+        for forward in (*self._landed.get(partition, {}).values(), *self._retries.get(partition, ())):
             own = headers_of(forward)
             attempt, done = (
                 int(own["attempt"]),
@@ -114,9 +120,20 @@ class Letters:
             last = earlier[-1].forward_id if earlier else None
             said = (own.get("replay-of"), int(own.get("replay-count", "0")))
             if said != (last, len(earlier)):
-                what = f"the letter of offset {own['origin-offset']}, attempt {attempt} says {said}, "
+                what = f"the {own['kind']} of offset {own['origin-offset']}, attempt {attempt} says {said}, "
                 self._broken(partition, f"{what}and it was replayed {len(earlier)} times, last from {last}")
 
     @staticmethod
     def _broken(partition: int, what: str) -> None:
         raise Broken(14, what, partition=partition)
+
+
+def correction_of(value: bytes | None) -> bytes:
+    """The same record with a payload that is valid."""
+    try:
+        members = msgspec.json.decode(value or b"{}")
+    except msgspec.DecodeError:
+        members = {}
+    members["payload"] = {"n": 3, "secret": "s3cr3t"}
+    members["version"] = 1
+    return msgspec.json.encode(members)

@@ -10,18 +10,24 @@ from typing import Any
 
 import msgspec
 
+import laneway.lanes.forward as forward_module
+import laneway.lanes.intents as intents_module
 import laneway.lanes.judging as judging_module
 import laneway.lanes.resolving as resolving_module
 import laneway.lanes.settling as settling_module
+from laneway.lanes.admission import Order
 from laneway.lanes.board import Board
 from laneway.lanes.books import Books
 from laneway.lanes.case import REASONS, Case, case_id
-from laneway.lanes.command import Command
+from laneway.lanes.command import Command, Letter
+from laneway.lanes.dead_letter import refusal_of_letter
+from laneway.lanes.effect import FINISHED, Effect, EffectState, Replay
 from laneway.lanes.judging import Judging
 from laneway.lanes.lane import Lane
-from laneway.lanes.record import Record
+from laneway.lanes.record import Record, replay_of
 from laneway.lanes.resolving import Resolving
 from laneway.lanes.settlement import Settled, Settlement
+from laneway.lanes.settling import Settling
 from laneway.lanes.view import PutCase
 from laneway.lanes.work import Work
 from tests.simulation.defect import Defect
@@ -124,6 +130,54 @@ def _set_next_anywhere() -> Sequence[Change]:
     return [(judging_module, "refusal_of_next", whatever_is_parked)]
 
 
+def _replays_unbounded() -> Sequence[Change]:
+    def without_bound(
+        letter: Letter, lane_id: str, effect: Effect | None, lane: Lane, order: Order, _: int
+    ) -> str:
+        return refusal_of_letter(letter, lane_id, effect, lane, order, 10**6)
+
+    return [(judging_module, "refusal_of_letter", without_bound)]
+
+
+def _lineage_is_lost() -> Sequence[Change]:
+    def of_commands_only(record: Record) -> Replay | None:
+        return replay_of(record) if record.command is not None else None
+
+    modules = (forward_module, settling_module, intents_module)
+    return [(module, "replay_of", of_commands_only) for module in modules]
+
+
+def _letter_is_replayed_twice() -> Sequence[Change]:
+    def whatever_became_of_it(
+        letter: Letter, lane_id: str, effect: Effect | None, lane: Lane, order: Order, most: int
+    ) -> str:
+        if effect is not None and effect.offset == letter.offset and effect.state in FINISHED:
+            effect = msgspec.structs.replace(effect, state=EffectState.QUARANTINED, attempt=letter.attempt)
+        return refusal_of_letter(letter, lane_id, effect, lane, order, most)
+
+    return [(judging_module, "refusal_of_letter", whatever_became_of_it)]
+
+
+def _replayed_beside_a_case() -> Sequence[Change]:
+    def whoever_holds(
+        letter: Letter, lane_id: str, effect: Effect | None, lane: Lane, order: Order, most: int
+    ) -> str:
+        return refusal_of_letter(
+            letter, lane_id, effect, msgspec.structs.replace(lane, hold=None), order, most
+        )
+
+    return [(judging_module, "refusal_of_letter", whoever_holds)]
+
+
+def _late_replay_moves_back() -> Sequence[Change]:
+    moved_past = settling_module.Settling._moved_past
+
+    def to_its_number(self: Settling, done: Settlement, record: Record, lane: Lane) -> Lane:
+        return moved_past(self, done, record, msgspec.structs.replace(lane, last=None))
+
+    return [(settling_module.Settling, "_moved_past", to_its_number)]
+
+
 OPERATOR_DEFECTS: tuple[Defect, ...] = (
     Defect(
         "command-does-not-wait",
@@ -180,5 +234,45 @@ OPERATOR_DEFECTS: tuple[Defect, ...] = (
         _set_next_anywhere,
         within=1000,
         breaks=frozenset({1}),
+    ),
+    Defect(
+        "replays-unbounded",
+        "4.7, 0007",
+        "a dead letter may be replayed for ever",
+        _replays_unbounded,
+        within=1500,
+        breaks=frozenset({14}),
+    ),
+    Defect(
+        "lineage-is-lost",
+        "4.7, 0007",
+        "retries and cases of a replay do not say where it came from",
+        _lineage_is_lost,
+        within=3000,
+        breaks=frozenset({14}),
+    ),
+    Defect(
+        "letter-replayed-twice",
+        "4.7, 0007",
+        "a dead letter is replayed whatever became of its effect",
+        _letter_is_replayed_twice,
+        within=1000,
+        breaks=frozenset({3, 14}),
+    ),
+    Defect(
+        "replay-beside-case",
+        "4.7, 0007",
+        "a dead letter is replayed while its lane waits",
+        _replayed_beside_a_case,
+        within=1000,
+        breaks=frozenset({2, 4, 8, 9}),
+    ),
+    Defect(
+        "late-replay-moves-back",
+        "4.7, 0007",
+        "a lane goes back to the number of a replayed dead letter",
+        _late_replay_moves_back,
+        within=1500,
+        breaks=frozenset({2, 4, 5, 8, 9}),
     ),
 )

@@ -22,7 +22,7 @@ from laneway.lanes.view import Entry, PutCase
 from tests.invariants import Broken, headers_of
 from tests.simulation.broker import Stored
 from tests.simulation.deeds import Deed
-from tests.simulation.letters import Letters
+from tests.simulation.letters import Letters, correction_of
 from tests.simulation.setup import NAMES, SOURCE
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ class Operators:
         elif action == "mark-done":
             members["result_key"] = random.choice((None, "found"))
         elif action == "replay-with":
-            members["value"] = self._correction(case)
+            members["value"] = correction_of(case.record.value if case.record is not None else None)
             self.corrections.add((partition, case.offset, members["value"]))
         if ACTIONS[action].runs:
             self.replayed.add((partition, case.offset))
@@ -178,16 +178,6 @@ class Operators:
             end = EffectState.SUCCEEDED if action == "mark-done" else EffectState.DISCARDED
             self.ended.add((partition, case.offset, end))
         self.send(partition, action, lane=case.lane, case_id=case.case_id, version=case.version, **members)
-
-    def _correction(self, case: Case) -> bytes:
-        value = case.record.value if case.record is not None else None
-        try:
-            members = msgspec.json.decode(value or b"{}")
-        except msgspec.DecodeError:
-            members = {}
-        members["payload"] = {"n": 3, "secret": "s3cr3t"}
-        members["version"] = 1
-        return msgspec.json.encode(members)
 
     def send(self, partition: int, action: str, **members: Any) -> None:
         """A command goes to the owner of a partition."""

@@ -70,6 +70,11 @@ class Config:
     batch_wait_ms: int = 0
     per_lane: int = 1
 
+    @property
+    def max_replays(self) -> int:
+        """How often a dead letter may be replayed; nothing is drawn for it."""
+        return 1 + self.processes % 2
+
 
 @dataclass(frozen=True, slots=True)
 class Fate:

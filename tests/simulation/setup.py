@@ -15,7 +15,6 @@ from laneway.consumer.settings.model import (
 from laneway.consumer.topics import TopicNames
 from tests.simulation.plan import Config
 
-MAX_REPLAYS = 2
 SOURCE = "invoices"
 NAMES = TopicNames(
     SOURCE, *(f"{SOURCE}.reminders.{kind}" for kind in ("retry", "commands", "dlq", "review", "ledger"))
@@ -45,7 +44,7 @@ def settings_of(config: Config) -> Settings:
         lanes=LanesSettings(
             order=config.order.value,
             first_sequence="any" if config.first_sequence is None else config.first_sequence,
-            max_replays=MAX_REPLAYS,
+            max_replays=config.max_replays,
             after_reject="pass" if config.pass_after_reject else "hold",
             max_parked_per_lane=config.max_parked_per_lane,
             max_parked_bytes_per_partition=config.max_parked_bytes,

@@ -210,7 +210,7 @@ class Watch:
         if topic == EMITTED and forward.forward_id not in self.forwarded.ids:
             self.emissions.landed(partition, forward)
         self.forwarded.landed(partition, forward)
-        if topic == NAMES.dlq:
+        if topic in {NAMES.dlq, NAMES.retry}:
             self._world.operators.letters.landed(partition, forward)
         if topic == NAMES.retry:
             own = headers_of(forward)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.broker.cases_page import lines_of, typed_line
 from tests.broker.cluster import Cluster, Outgoing
 from tests.broker.conftest import Names
 from tests.broker.kafka import REPOSITORY, KafkaBroker
@@ -62,6 +63,41 @@ def replay(at: Desk, *words: str) -> Said:
     return at.local("dlq", "replay", *words, "--reason", "release 12", "--actor", "ann", "-y", "-o", "json")
 
 
+def refused(at: Desk, *records: Outgoing) -> None:
+    """Publish what a release refuses; then there is a better one."""
+    at.mark(FIXED, there=False)
+    before = len(dead(at))
+    at.publish(*records)
+    wanted = before + sum(REFUSED.encode() in (record.value or b"") for record in records)
+    eventually(lambda: len(dead(at)) == wanted, 30, f"dead letters\n{at.worker.stderr()[-2000:]}")
+    at.mark(FIXED)
+
+
+def test_each_line_of_the_page_works_as_it_stands(at_desk: Desk) -> None:
+    """docs/operations/dead-letters.md, executed: look, then one, a corrected one, and all the others."""
+    keys = ("one", "corrected", "many", "more")
+    refused(at_desk, *(note(f"page-{key}", 1, REFUSED) for key in keys))
+    corrected = at_desk.directory / "page.json"
+    corrected.write_bytes(note("page-corrected", 1, "corrected").value or b"")
+    lines = lines_of((REPOSITORY / "docs/operations/dead-letters.md").read_text(encoding="utf-8"))
+    assert len(lines) == 7
+    for line in lines:
+        key = "page-corrected" if "--with" in line else "page-one"
+        words = typed_line(
+            line.replace("ID", letter_of(at_desk, key)),
+            bootstrap=at_desk.cluster.bootstrap,
+            group=at_desk.names.group,
+            file=corrected,
+        )
+        said = typed(*words)
+        assert said.code == 0, (line, said)
+        assert CANARY not in said.out + said.err
+    at_desk.did("page-one", "1 is refused")
+    at_desk.did("page-corrected", "1 corrected")
+    for key in keys[2:]:
+        at_desk.did(f"page-{key}", "1 is refused")
+
+
 def test_a_letter_runs_again_in_its_own_lane(at_desk: Desk) -> None:
     """One by its place or its message id: in the lane of its group, never through the source topic (case 29).
 
@@ -69,12 +105,16 @@ def test_a_letter_runs_again_in_its_own_lane(at_desk: Desk) -> None:
     suggested works; nothing that is printed or written quotes a payload.
     """
     said: list[Said] = []
-    at_desk.publish(
-        note("late", 1), note("late", 2, REFUSED), note("late", 3), note("k", 1), note("k", 2, REFUSED)
+    refused(
+        at_desk,
+        note("late", 1),
+        note("late", 2, REFUSED),
+        note("late", 3),
+        note("k", 1),
+        note("k", 2, REFUSED),
     )
     late, last = letter_of(at_desk, "late"), letter_of(at_desk, "k")
     at_desk.did("late", "1", "3")
-    at_desk.mark(FIXED)
     source = at_desk.cluster.end_offsets(at_desk.names.source)
 
     shown = at_desk.laneway("dlq", "show", last)
@@ -108,6 +148,7 @@ def test_a_letter_runs_again_in_its_own_lane(at_desk: Desk) -> None:
     at_desk.did("k", "1", "2 is refused", "3")
     assert at_desk.cluster.end_offsets(at_desk.names.source)[0] == source[0] + 2, "two of ours only"
     events = [line for line in at_desk.worker.journal() if line["event"] == "letter_replayed"]
+    events = [line for line in events if line["sequenceKey"] in {"k", "late"}]
     assert sorted(line["effectKey"] for line in events) == ["k/2", "late/2"]
     assert all(line["reason"] and line["attempt"] == 2 for line in events)
     for each in said:

@@ -15,7 +15,7 @@ from typing import Any
 import typer
 from typer.models import ArgumentInfo, OptionInfo
 
-from laneway.cli.main import app
+from laneway.cli.commands import app
 
 PAGE = Path(__file__).with_name("cli.md")
 

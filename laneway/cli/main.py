@@ -1,7 +1,7 @@
-"""The `laneway` command: its parts, and how an error becomes a message and an exit code.
+"""The `laneway` command: how an error becomes a message and an exit code.
 
-Each group of commands is a Typer app in a file of its own, registered below. Commands raise
-`LanewayError`s and return; only `main` writes them to standard error and knows exit codes:
+Which commands there are stands in `commands`. They raise `LanewayError`s and return; only `main` writes
+them to standard error and knows exit codes:
 0 ok · 1 failed or declined · 2 usage, configuration, import · 3 unreachable or unauthorised ·
 4 refused precondition · 5 incomplete · 130 interrupted.
 """
@@ -13,109 +13,22 @@ import sys
 import threading
 import traceback
 from collections.abc import Sequence
-from importlib import metadata
-from typing import Annotated, NoReturn
+from typing import NoReturn
 
 import typer
 
-from laneway.cli import config, dlq, lanes, ledger, offsets, retry, review, topics
-from laneway.cli.demo import demo
-from laneway.cli.dev import dev
 from laneway.cli.output import say
-from laneway.cli.pause import pause, resume
-from laneway.cli.preview import preview
-from laneway.cli.replay import replay
-from laneway.cli.rerun import rerun
-from laneway.cli.resolve import resolve
-from laneway.cli.run import run
+from laneway.cli.root import new_app
 from laneway.errors import LanewayError
 
 INTERRUPTED = 130
 
-app = typer.Typer(
-    name="laneway",
-    no_args_is_help=True,
-    add_completion=True,
-    rich_markup_mode=None,
-    # A traceback with local variables would print payloads and secrets.
-    pretty_exceptions_enable=False,
-    help="A Kafka consumer for work that must happen in order, once, per business key.",
-    epilog="Example: laneway topics check -b localhost:9092 -g reminders --source invoices",
-)
-
-# One line per command or group of commands, in the order of `laneway --help`.
-app.command(
-    name="run",
-    epilog="Example: laneway run ./reminders.py:pipeline -c laneway.toml --journal journal.ndjson",
-)(run)
-app.command(name="demo", epilog="Example: laneway demo")(demo)
-app.command(name="dev", epilog="Example: laneway dev ./reminders.py:pipeline records.ndjson.gz --limit 1000")(
-    dev
-)
-app.command(
-    name="preview",
-    epilog="Example: laneway preview ./reminders.py:pipeline -b localhost:9092 -g reminders "
-    "--source invoices",
-)(preview)
-app.add_typer(offsets.app, name="offsets")
-app.add_typer(lanes.app, name="lanes")
-app.command(
-    name="pause",
-    epilog="Example: laneway pause --lane customer-17 --reason 'bad address' -b localhost:9092 -g reminders",
-)(pause)
-app.command(
-    name="resume",
-    epilog="Example: laneway resume --lane customer-17 --reason 'corrected' -b localhost:9092 -g reminders",
-)(resume)
-app.command(
-    name="rerun",
-    epilog="Example: laneway rerun --from @2026-03-01T06:00Z --to @2026-03-01T07:00Z --reason 'wrong VAT' "
-    "-b localhost:9092 -g reminders",
-)(rerun)
-app.add_typer(retry.app, name="retry")
-review.app.command(
-    epilog="Example: laneway review resolve sequence-gap-0123456789ab --action skip --reason 'never sent' "
-    "-b localhost:9092 -g reminders"
-)(resolve)
-app.add_typer(review.app, name="review")
-dlq.app.command(
-    epilog="Example: laneway dlq replay --where reason=invalid-payload --reason 'release 12 reads them' "
-    "-b localhost:9092 -g reminders"
-)(replay)
-app.add_typer(dlq.app, name="dlq")
-app.add_typer(ledger.app, name="ledger")
-app.add_typer(topics.app, name="topics")
-app.add_typer(config.app, name="config")
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        sys.stdout.write(f"laneway {version()}\n")
-        raise typer.Exit
-
-
-@app.callback()
-def _root(
-    _version: Annotated[
-        bool,
-        typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version."),
-    ] = False,
-) -> None:
-    """Runs before every command; only --version lives here."""
-
-
-def version() -> str:
-    """The installed version."""
-    try:
-        return metadata.version("laneway")
-    except metadata.PackageNotFoundError:
-        return "(not installed)"
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code."""
+    words = sys.argv[1:] if argv is None else list(argv)
     try:
-        app(args=None if argv is None else list(argv), prog_name="laneway")
+        _app_of(words)(args=words, prog_name="laneway")
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else 0 if done.code is None else 1
     except LanewayError as error:
@@ -127,6 +40,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         traceback.print_exc()
         return 1
     return 0
+
+
+def _app_of(words: Sequence[str]) -> typer.Typer:
+    """A worker loads nothing of what people ask with: it is there sooner, and smaller."""
+    if words[:1] == ["run"]:
+        return new_app()
+    from laneway.cli.commands import app  # noqa: PLC0415
+
+    return app
 
 
 def leave(code: int) -> NoReturn:

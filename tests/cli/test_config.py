@@ -12,7 +12,8 @@ import typer
 import yaml
 
 from laneway.cli import config
-from laneway.cli.main import app, main
+from laneway.cli.commands import app
+from laneway.cli.main import main
 from tests.cli.command import run
 
 GOOD = """\

@@ -24,7 +24,8 @@ import itertools, signal, sys
 # Where tests run in the background their children would ignore it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from laneway.cli import options
-from laneway.cli.main import app, leave, main
+from laneway.cli.commands import app
+from laneway.cli.main import leave, main
 from laneway.cli.output import Format, Table
 
 numbers = itertools.count(1)

@@ -30,7 +30,7 @@ _APP = """
 import os, time
 from pathlib import Path
 from pydantic import BaseModel
-from laneway import Delivery, NeedsReview, PermanentFailure, Pipeline, TemporaryFailure
+from laneway import Delivery, NeedsReview, PermanentFailure, Pipeline, TemporaryFailure, Unavailable
 
 HERE = Path(__file__).parent
 
@@ -47,6 +47,9 @@ def handle(delivery: Delivery[Note]) -> str:
         raise TemporaryFailure("calendar-down")
     if text == "meets a bug" and not (HERE / "bug-is-fixed").exists():
         raise ValueError("a bug")
+    if text == "needs the bank" and (HERE / "bank-is-down").exists():
+        write("asked", delivery)
+        raise Unavailable(retry_after_ms=200)
     if text == "is refused" and not (HERE / "release-is-fixed").exists():
         raise PermanentFailure("refused")
     if text == "asks" and delivery.attempt == 1:

@@ -11,19 +11,27 @@ import pytest
 
 _skipped: list[str] = []
 
-# Files that take a minute and more come first: beside each other, with the short ones to fill the ends.
+# Files that take half a minute and more come first: beside each other, with the short ones to fill the ends.
 _LONG = (
     "test_simulation.py",
     "test_cases_page.py",
-    "test_crash_points.py",
+    "test_moving_house.py",
     "test_changelog_faults.py",
+    "test_crash_points.py",
     "test_demo.py",
     "test_commands.py",
     "test_rebalance.py",
-    "test_moving_house.py",
     "test_outages.py",
-    "test_defects.py",
+    "test_breaker.py",
+    "test_retry_order.py",
+    "test_dev.py",
     "test_permits.py",
+    "test_members.py",
+    "test_restore.py",
+    "test_harness.py",
+    "test_changelog_smoke.py",
+    "test_benchmarks.py",
+    "test_examples.py",
 )
 
 

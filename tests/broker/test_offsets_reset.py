@@ -135,7 +135,7 @@ def test_a_live_group_is_left_alone(
         said = move(at, "--to", "start")
         assert (said.code, said.out) == (4, "")
         assert "the group is live: 1 member" in said.err
-        settings = load_settings(json.loads(json.dumps(at_settings(at))), tmp_path)
+        settings = load_settings(at_settings(at), tmp_path)
         with KafkaAdmin(settings) as admin:
             with pytest.raises(RefusedError, match="joined the group meanwhile"):
                 admin.commit(names.group, {(names.source, 0): Committed(0)})
@@ -160,27 +160,23 @@ def at_settings(at: Desk) -> dict[str, Any]:
 
 
 def test_an_old_ledger_has_a_way_out(cluster: Cluster, names: Names, tmp_path: Path) -> None:
-    """A ledger put back from a copy is refused at start; an offset set on purpose lets it go on there."""
+    """A worker's offset beyond its ledger is refused at start; one set on purpose lets it go on there."""
     at = desk(cluster, names, tmp_path, leaves=True, ledger={"replication": "local"})
-    at.publish(note("a", 1))
+    at.publish(note("a", 1), note("b", 1))
     with at.worker.start():
         at.did("a", "1")
         at.settled()
         at_rest(at)
-        shutil.copytree(tmp_path / "state", tmp_path / "copy")
-        at.publish(note("b", 1))
-        at.worker.start()
-        at.did("b", "1")
-        at.settled()
-        at_rest(at)
-        shutil.rmtree(tmp_path / "state")
-        shutil.copytree(tmp_path / "copy", tmp_path / "state")
+        at.publish(note("b", 2))
+        # As a worker on another machine would have left it.
+        with KafkaAdmin(load_settings(at_settings(at), tmp_path)) as admin:
+            assert not admin.commit(names.group, {(names.source, 0): Committed(3, '{"movedMs":1}')})
         at.worker.start()
         assert at.worker.wait() == 4
         nobody(at)
         said = move(at, "--to", "+0")
         assert said.code == 0
-        assert "the ledger ends at 1" in said.err
+        assert "the ledger ends at 2" in said.err
         at.publish(note("a", 2))
         at.worker.start()
         at.did("a", "1", "2")
@@ -191,11 +187,8 @@ def test_an_old_ledger_has_a_way_out(cluster: Cluster, names: Names, tmp_path: P
         said = move(at, "--to", "start")
         assert said.code == 4, said
         assert "--blind" in said.err
-        assert committed(at) == 3
+        assert committed(at) == 4
         assert moved(at, "--to", "start", "--blind")["runs"] is None
-        at.worker.start()
-        assert at.worker.wait() == 4
-        assert len(at.runs()) == 3
 
 
 def test_a_new_group_begins_where_it_is_told(cluster: Cluster, names: Names, tmp_path: Path) -> None:

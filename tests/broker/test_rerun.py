@@ -139,6 +139,7 @@ def test_each_effect_once_more_through_every_crash(
     assert json.loads(none_left.out)["chosen"] == 0
     fresh = json.loads(typed(*words, "--dry-run").out)
     assert (fresh["run"], fresh["chosen"], fresh["keys"]) == (2, total, len(KEYS))
+    assert typed(*words).code == 2, "nobody is there to be asked"
     one = json.loads(typed(*words, "--key", "a", "--dry-run").out)
     assert (one["run"], one["chosen"], one["keys"]) == (2, len(NUMBERS), 1)
     result = typed("ledger", "lookup", "a/1", "-c", str(first.config), "-o", "json")

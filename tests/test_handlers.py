@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -161,3 +163,32 @@ def test_an_async_lifespan_needs_an_async_handler() -> None:
     with pytest.raises(AppImportError, match="an async lifespan needs an async handler") as refused:
         pipeline.compile()
     assert refused.value.mend == "write the lifespan as `def`, or the handler as `async def`"
+
+
+# The docs
+
+
+def test_every_example_of_the_page_works() -> None:
+    """Each block of docs/verdicts.md runs as it stands, and its pipeline can be compiled."""
+    page = (Path(__file__).parents[1] / "docs" / "verdicts.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 3
+    kinds = []
+    for block in blocks:
+        names: dict[str, Any] = {}
+        exec(block, names)  # noqa: S102 - it is ours
+        handler = names["pipeline"].compile().handler
+        kinds.append((handler.name, handler.is_async, handler.batch is not None))
+    assert kinds == [("remind", True, False), ("store", False, True), ("remind", True, False)]
+
+
+@pytest.mark.parametrize("is_batch", [False, True])
+def test_a_preview_takes_any_kind_of_handler(is_batch: bool) -> None:
+    """`laneway preview` runs no handler, so what kind it is, and its lifespan, make no difference there."""
+    pipeline: Pipeline[Any] = Pipeline()
+    pipeline.lifespan(_async_life)
+    if is_batch:
+        pipeline.batch_handler()(lambda deliveries: None)
+    else:
+        pipeline.handler(_async)
+    assert pipeline.compile_reading().process(_record(), "t", 0, 0) == Outcome(Ack())

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from laneway.cli.run import run
+from laneway.lanes import board
 
 
 def new_app() -> typer.Typer:
@@ -36,7 +37,8 @@ def new_app() -> typer.Typer:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        sys.stdout.write(f"laneway {version()}\n")
+        how = "" if (board.__file__ or "").endswith(".py") else " (compiled rules)"
+        sys.stdout.write(f"laneway {version()}{how}\n")
         raise typer.Exit
 
 

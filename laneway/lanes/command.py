@@ -8,12 +8,17 @@ the actor's name is a claim, kept for the audit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import msgspec
 
 COMMAND_FORMAT: Final = 1
+VALUE_HEADER: Final = "laneway-value"
+"""Carries `Command.value`."""
+
+RECORD_HEADER: Final = "laneway-record-value"
+"""Carries the value of a letter or of a repeat."""
 
 
 class ActionRule(msgspec.Struct, frozen=True):
@@ -130,5 +135,37 @@ class Command(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, f
 
 
 def encode_command(command: Command) -> bytes:
-    """The value of the record that carries it."""
+    """The whole command as the value of a record; what it has of bytes is a third longer there."""
     return msgspec.json.encode(command)
+
+
+def packed(command: Command) -> tuple[bytes, tuple[tuple[str, bytes], ...]]:
+    """Value and headers of the record that carries it; values of records are headers, as long as they are.
+
+    So whatever fits into the source topic fits into the commands topic, which has room for an envelope.
+    """
+    headers = []
+    if command.value is not None:
+        headers.append((VALUE_HEADER, command.value))
+        command = msgspec.structs.replace(command, value=None)
+    for name in ("letter", "repeat"):
+        carried = getattr(command, name)
+        if carried is not None and carried.value is not None:
+            headers.append((RECORD_HEADER, carried.value))
+            bare = msgspec.structs.replace(carried, value=None)
+            command = msgspec.structs.replace(command, **{name: bare})
+    return encode_command(command), tuple(headers)
+
+
+def unpacked(command: Command, headers: Iterable[tuple[str, bytes | None]]) -> Command:
+    """The inverse: the command with the values that its record has as headers."""
+    for header, value in headers:
+        if header == VALUE_HEADER:
+            command = msgspec.structs.replace(command, value=value)
+        elif header == RECORD_HEADER:
+            for name in ("letter", "repeat"):
+                carried = getattr(command, name)
+                if carried is not None:
+                    whole = msgspec.structs.replace(carried, value=value)
+                    command = msgspec.structs.replace(command, **{name: whole})
+    return command

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from laneway.lanes.command import ACTIONS, COMMAND_FORMAT, Command, Letter, Repeat
+from laneway.lanes.command import ACTIONS, COMMAND_FORMAT, Command, Letter, Repeat, unpacked
 from laneway.lanes.envelope import MAX_TEXT_BYTES
 from laneway.lanes.failures import bounded
 from laneway.lanes.forward import Home
@@ -27,7 +27,7 @@ def read_command(record: Record, home: Home) -> None:
     record.command = None
     record.fault = ""
     try:
-        command = _decoder.decode(record.value or b"")
+        command = unpacked(_decoder.decode(record.value or b""), record.headers)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         record.fault = "broken-command"
         return

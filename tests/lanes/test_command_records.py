@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from laneway.lanes.command import ACTIONS, Command, encode_command
+from laneway.lanes.command import ACTIONS, Command, Letter, Repeat, encode_command, packed
 from laneway.lanes.command_record import read_command
 from laneway.lanes.envelope import MAX_TEXT_BYTES
 from laneway.lanes.failures import MAX_REASON_CHARS
-from laneway.lanes.record import Channel, Record
+from laneway.lanes.record import Channel, Headers, Record
 from tests.lanes.cases import situation
 from tests.lanes.driver import HOME
 from tests.lanes.operated import Operated
@@ -69,9 +69,9 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-def read(value: bytes | None) -> Record:
+def read(value: bytes | None, headers: Headers = ()) -> Record:
     """A record of the commands topic, as intake fills it."""
-    record = Record(Channel.COMMANDS, 5, b"k", value)
+    record = Record(Channel.COMMANDS, 5, b"k", value, headers)
     read_command(record, HOME)
     return record
 
@@ -81,9 +81,43 @@ def test_a_command_survives_its_topic() -> None:
     sent = Command(
         1, "c", "replay-with", "ann", "why", "reminders", "invoices", 3, "ka", "id", 1, value=b"\x00\xff"
     )
-    record = read(encode_command(sent))
-    assert record.command == sent
-    assert (record.lane, record.message_id, record.fault) == ("ka", "c", "")
+    for record in (read(encode_command(sent)), read(*packed(sent))):
+        assert record.command == sent
+        assert (record.lane, record.message_id, record.fault) == ("ka", "c", "")
+
+
+@pytest.mark.parametrize("value", [None, b"", b"\x00\xff" * 500_000])
+def test_what_a_command_carries_is_no_longer_than_it_was(value: bytes | None) -> None:
+    """A record that fits its source fits the commands topic: its bytes go as they are, in a header."""
+    letter = Letter("f", "e", 1, 1, b"k", value, (("h", b"\xff"), ("h", None)), -5)
+    repeat = Repeat("e", 1, 1, "", b"k", value)
+    for action, carried in (("replay-letter", {"letter": letter}), ("rerun", {"repeat": repeat})):
+        sent = Command(1, "c", action, "ann", "why", "reminders", "invoices", 3, "ka", **carried)
+        packet = packed(sent)
+        record = read(*packet)
+        assert record.command == sent
+        assert record.size_bytes < len(value or b"") + 1000
+
+
+@pytest.mark.parametrize(
+    "letter",
+    [
+        {"forwardId": "", "effectKey": "e", "offset": 1, "attempt": 1},
+        {"forwardId": "f", "effectKey": "", "offset": 1, "attempt": 1},
+        {"forwardId": "f", "effectKey": "e" * (MAX_TEXT_BYTES + 2), "offset": 1, "attempt": 1},
+        {"forwardId": "f", "effectKey": "e", "offset": -1, "attempt": 1},
+        {"forwardId": "f", "effectKey": "e", "offset": 1, "attempt": 2**63},
+        {"forwardId": "f", "effectKey": "e", "offset": 1, "attempt": 1, "timestampMs": 2**70},
+        {"forwardId": "f", "effectKey": "e", "offset": 1, "attempt": 1, "headers": [["h" * 9999, None]]},
+        {"forwardId": "f", "effectKey": "e", "offset": 1, "attempt": 1, "key": "no base64"},
+        None,
+    ],
+)
+def test_a_letter_that_is_none_of_ours_is_refused(letter: dict[str, Any] | None) -> None:
+    """What no ledger could hold, and what nobody could have meant, is no command."""
+    said = GOOD | {"action": "replay-letter", "caseId": "", "letter": letter}
+    record = read(json.dumps(said).encode())
+    assert (record.command, record.fault) == (None, "broken-command")
 
 
 @pytest.mark.parametrize("name", BAD)

@@ -23,7 +23,7 @@ from laneway.consumer.kafka.errors import ErrorClass, classify, kafka_errors, po
 from laneway.consumer.settings.model import Settings
 from laneway.consumer.topics import topic_names
 from laneway.errors import LanewayError, RefusedError
-from laneway.lanes.command import COMMAND_FORMAT, Command, encode_command
+from laneway.lanes.command import COMMAND_FORMAT, Command, packed
 from laneway.lanes.forward import CommandAnswer, ReviewNews
 from laneway.lanes.record import keyed_lane, lane_of_one
 
@@ -130,10 +130,12 @@ class Commands:
         """
         for command in commands:
             self.sent[command.command_id] = None
+            value, headers = packed(command)
             with kafka_errors(self.topic_of(command), _UNSURE):
                 self._producer.produce(
                     self.topic_of(command),
-                    encode_command(command),
+                    value,
+                    headers=list(headers),
                     key=(command.case_id or command.command_id).encode(),
                     partition=command.partition,
                     on_delivery=partial(self._delivered, command),
@@ -193,7 +195,7 @@ class Commands:
             self._trouble = RefusedError(
                 "the command is larger than its topic takes",
                 where=where,
-                mend="raise max.message.bytes of the topic; in a command the value is a third longer",
+                mend="raise max.message.bytes of the topic",
             )
         else:
             self._trouble = to_laneway(error, where, _UNSURE)

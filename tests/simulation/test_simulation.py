@@ -82,6 +82,8 @@ REACHED = (
     "quarantined tombstone",
     "skipped tombstone",
     "handler ends: offset N Wait",
+    "handler is cut off: offset N",
+    "retry_wait handler-timeout",
     "dies at 'begun'",
     "dies at 'sent'",
     "dies at 'offsets'",

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -25,11 +26,12 @@ from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, Ne
 
 T = TypeVar("T")
 DEADLINE_S = 30.0
-NO_COORDINATOR_YET = frozenset(
+NOT_YET = frozenset(
     {
         KafkaError.NOT_COORDINATOR,
         KafkaError.COORDINATOR_NOT_AVAILABLE,
         KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
     }
 )
 DeliveryCallback = Callable[[KafkaError | None, Message], None]
@@ -182,14 +184,15 @@ class Cluster:
         deadline = time.monotonic() + deadline_s
         messages: list[Message] = []
         try:
-            open_partitions = set(self._partitions(topic))
+            # Asked by the same client: without a known leader it would look for the beginning half a second.
+            open_partitions = set(_numbers_of(topic, consumer))
             consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in open_partitions])
             while open_partitions:
                 if time.monotonic() > deadline:
                     raise ClusterError(
                         f"read {topic}: end not reached in {deadline_s:g} s: {open_partitions}"
                     )
-                for message in consumer.consume(500, timeout=0.1):
+                for message in consumer.consume(500, timeout=0.02):
                     error = message.error()
                     if error is None:
                         messages.append(message)
@@ -208,10 +211,10 @@ class Cluster:
 
     def committed(self, group: str, topic: str) -> dict[int, int | None]:
         """The group's committed offset of each partition of the topic; None where it never committed."""
-        partitions = [TopicPartition(topic, number) for number in self._partitions(topic)]
         consumer = self._consumer(group, {"isolation.level": "read_committed"})
         try:
-            found = _coordinated(
+            partitions = [TopicPartition(topic, number) for number in _numbers_of(topic, consumer)]
+            found = _answered(
                 lambda: consumer.committed(partitions, timeout=DEADLINE_S), f"committed offsets of {group}"
             )
         finally:
@@ -224,7 +227,7 @@ class Cluster:
         partitions = [TopicPartition(topic, number, offset) for number, offset in offsets.items()]
         consumer = self._consumer(group, {})
         try:
-            done = _coordinated(
+            done = _answered(
                 lambda: consumer.commit(offsets=partitions, asynchronous=False), f"commit offsets of {group}"
             )
         finally:
@@ -257,8 +260,12 @@ class Cluster:
         consumer = self._consumer(uuid.uuid4().hex, {"isolation.level": "read_uncommitted", **config})
         try:
             marks = {}
-            for number in self._partitions(topic):
-                found = consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=DEADLINE_S)
+            for number in _numbers_of(topic, consumer):
+                place = TopicPartition(topic, number)
+                found = _answered(
+                    partial(consumer.get_watermark_offsets, place, timeout=DEADLINE_S),
+                    f"watermarks of {topic} {number}",
+                )
                 if found is None:
                     raise ClusterError(f"watermarks of {topic} {number}: no answer in {DEADLINE_S:g} s")
                 marks[number] = found
@@ -267,11 +274,7 @@ class Cluster:
             consumer.close()
 
     def _partitions(self, topic: str) -> list[int]:
-        admin = self._admin()
-        found = admin.list_topics(topic, timeout=DEADLINE_S).topics[topic]
-        if found.error is not None:
-            raise ClusterError(f"topic {topic}: {found.error}")
-        return sorted(found.partitions)
+        return _numbers_of(topic, self._admin())
 
     def _is_led(self, topic: str, partitions: int) -> bool:
         admin = self._admin()
@@ -287,6 +290,13 @@ class Cluster:
     def _consumer(self, group: str, config: Mapping[str, Any]) -> Consumer:
         settings = {"enable.auto.commit": False, "auto.offset.reset": "error", "log_level": 0, **config}
         return Consumer({"bootstrap.servers": self.bootstrap, "group.id": group, **settings})
+
+
+def _numbers_of(topic: str, client: AdminClient | Consumer) -> list[int]:
+    found = client.list_topics(topic, timeout=DEADLINE_S).topics[topic]
+    if found.error is not None:
+        raise ClusterError(f"topic {topic}: {found.error}")
+    return sorted(found.partitions)
 
 
 def _enqueue(producer: Producer, topic: str, record: Outgoing, on_delivery: DeliveryCallback) -> bool:
@@ -325,13 +335,13 @@ def _raise_first_error(partitions: Iterable[TopicPartition], what: str) -> None:
             raise ClusterError(f"{what}: {partition.topic} {partition.partition}: {partition.error}")
 
 
-def _coordinated(question: Callable[[], T], what: str) -> T:
-    """Ask a group's coordinator, again while there is none: a broker without groups makes it now."""
+def _answered(question: Callable[[], T], what: str) -> T:
+    """Ask again while a broker does not know yet what it leads: a group, which is made now, or a log."""
     deadline = time.monotonic() + DEADLINE_S
     while True:
         try:
             return question()
         except KafkaException as error:
-            if error.args[0].code() not in NO_COORDINATOR_YET or time.monotonic() > deadline:
+            if error.args[0].code() not in NOT_YET or time.monotonic() > deadline:
                 raise ClusterError(f"{what}: {error!r}") from error
         time.sleep(0.05)

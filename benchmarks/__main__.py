@@ -30,6 +30,8 @@ from benchmarks.throughput import Ground, run
 from tests.broker.cluster import Cluster
 from tests.broker.kafka import KafkaBroker, KafkaStartError, NoKafkaError
 
+_STARTED_S = time.monotonic()
+_BEGIN, _END = "<!-- figures: begin -->\n", "<!-- figures: end -->"
 ABOUT = 20_000.0
 """Records a second that a worker handles, where nothing else of the measurement says it."""
 
@@ -53,6 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json is not None:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+    if options.page is not None:
+        _write_page(options.page, report)
     if options.plot is not None:
         try:
             plot(report, options.plot)
@@ -76,6 +80,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="write everything, each single run included, here")
     parser.add_argument("--plot", type=Path, help="draw a picture (PNG) here; needs the extra `bench`")
     parser.add_argument("--markdown", action="store_true", help="tables as Markdown")
+    parser.add_argument("--page", type=Path, help="put the tables into this page, between its two marks")
     parser.add_argument("--read", type=Path, help="show what --json wrote before; nothing is measured")
     return parser.parse_args(arguments)
 
@@ -98,6 +103,14 @@ def _names(known: Iterable[str]) -> Callable[[str], frozenset[str]]:
         return found
 
     return names
+
+
+def _write_page(page: Path, report: Report) -> None:
+    before, begin, rest = page.read_text(encoding="utf-8").partition(_BEGIN)
+    _, end, after = rest.partition(_END)
+    if not (begin and end):
+        raise SystemExit(f"benchmarks: {page} has not the marks {_BEGIN.strip()} and {_END}")
+    page.write_text(f"{before}{begin}{render(report, markdown=True)}\n{end}{after}", encoding="utf-8")
 
 
 def _form(options: argparse.Namespace) -> Form:
@@ -195,8 +208,8 @@ def _about(report: Report) -> float:
 
 
 def say(text: str) -> None:
-    """Progress, for people."""
-    print(text, file=sys.stderr, flush=True)
+    """Progress, for people: seconds since the start, and what was just done."""
+    print(f"{time.monotonic() - _STARTED_S:5.0f}  {text}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

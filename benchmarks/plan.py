@@ -227,7 +227,7 @@ def _handlers(form: Form) -> Iterator[Case]:
         )  # fmt: skip
     for subject in ("changelog", "java", "bare-json"):
         yield Case("handlers", subject, _for(form, 1000), form.side_rounds, "cpu-1")
-    for subject, share in (("changelog", 0.5), ("java", 0.5), ("pyrallel", 1 / 16)):
+    for subject, share in (("changelog", 0.5), ("java", 1 / 16), ("pyrallel", 1 / 32)):
         yield Case("handlers", subject, int(form.records * share), form.side_rounds, keys=1)
 
 

@@ -374,7 +374,9 @@ class Driver:
         raise AssertionError("the partition never comes to rest")
 
     def _progress(self) -> tuple[object, ...]:
-        return (dict(self.position), len(self.acts), len(self.ends), dict(self.committed), self.now_ms)
+        # An intent that became durable has done nothing yet, and lets something start.
+        done = (len(self.acts), len(self.ends), len(self.commanded), self.board._books.cycle)
+        return (dict(self.position), done, dict(self.committed), self.now_ms)
 
     # -- questions
 
@@ -473,8 +475,9 @@ class Driver:
         for done in cut.settlements:
             record = done.record
             if record.channel is Channel.COMMANDS:
-                if done.reason != "already-settled":
-                    self.commanded.append(End(record.offset, done.how, done.reason))
+                if done.reason == "already-settled":
+                    continue
+                self.commanded.append(End(record.offset, done.how, done.reason))
                 if done.how is not Settled.SKIPPED:
                     self._runs_by_command[record.origin_offset] += 1
                     self.ends.append(_end(done))

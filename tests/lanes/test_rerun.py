@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 import msgspec
@@ -17,8 +18,9 @@ from laneway.lanes.settlement import Settled
 from laneway.lanes.settling import Rules
 from laneway.lanes.verdict import ACK, Outcome
 from tests.lanes.cases import LATER, POISON, UNKNOWN
-from tests.lanes.driver import MANY
+from tests.lanes.driver import MANY, value_of
 from tests.lanes.operated import Operated
+from tests.lanes.test_histories import DOWN, HISTORIES, one_act
 
 
 class Rerun(Operated):
@@ -323,3 +325,78 @@ def test_what_is_no_repeat_is_refused() -> None:
     assert all("broken-command" in driver.answer(offset).why for offset in offsets)
     assert driver.seen == []
     assert driver.ledger.cases(limit=MANY) == []
+
+
+def disturbed(driver: Rerun, random: Random, runs: int) -> None:
+    """Reruns are asked for while new records come, owners die, and dependencies are down."""
+    keys = [f"{name}{number}" for name in "ab" for number in range(1, 5)]
+    driver.answers_with = {
+        (key, run): random.choices([ACK, LATER, DOWN, POISON, UNKNOWN], [12, 3, 3, 1, 1])[0]
+        for key in keys
+        for run in range(1, runs + 1)
+    }
+    left: list[bytes | None] = [value_of(name, number) for number in (5, 6) for name in "ab"]
+    chains = [(name, run) for run in range(1, runs + 1) for name in "ab"]
+    for _ in range(random.randint(20, 120)):
+        if chains and random.random() < 0.15:
+            name, run = chains.pop(0)
+            driver.chain(*(f"{name}{number}" for number in range(1, 5)), run=run)
+        one_act(driver, left, random)
+        if random.random() < 0.1:
+            # What was down is up again, and what may work later does.
+            driver.answers_with = {
+                about: outcome
+                for about, outcome in driver.answers_with.items()
+                if outcome is POISON or outcome is UNKNOWN or random.random() < 0.5
+            }
+    driver.answers_with = {
+        about: outcome
+        for about, outcome in driver.answers_with.items()
+        if outcome is POISON or outcome is UNKNOWN
+    }
+    for value in left:
+        driver.produce_raw(value)
+    for name, run in chains:
+        driver.chain(*(f"{name}{number}" for number in range(1, 5)), run=run)
+    driver.rest()
+    driver.check_at_rest()
+
+
+@pytest.mark.parametrize("intents", [False, True])
+@pytest.mark.parametrize("order", list(Order))
+def test_in_any_history_a_run_is_in_order_and_stops_where_it_fails(order: Order, *, intents: bool) -> None:
+    """Of each key and run the effects that happened are the first ones, in order; the key goes on."""
+    rules = Rules(order=order, delays_ms=(1000, 4000), intents=intents, max_run=1 if intents else 4)
+    for seed in range(HISTORIES // 2):
+        random = Random(f"{order} {intents} {seed}")
+        driver = Rerun(rules)
+        for name in "ab":
+            driver.produce_many(name, 1, 2, 3, 4)
+        driver.rest()
+        driver.acts.clear()
+        driver.seen.clear()
+        try:
+            disturbed(driver, random, runs=2)
+            check(driver, runs=2, is_sure=intents)
+        except BaseException as error:
+            error.add_note(f"seed {seed}, {order}, intents {intents}")
+            raise
+
+
+def check(driver: Rerun, *, runs: int, is_sure: bool) -> None:
+    """Of each key and run the effects that happened are the first ones of it, in order."""
+    happened = [about for about, act in zip(driver.seen, driver.acts, strict=True) if act.verdict == "Ack"]
+    if is_sure:
+        assert len(happened) == len(set(happened)), "nothing of unknown outcome runs again by itself"
+    for name in "ab":
+        lane = driver.lane(name)
+        held = lane is not None and lane.hold is not None
+        failed = held or any(key[0] == name for key, _ in driver.answers_with)
+        for run in range(1, runs + 1):
+            first = list(dict.fromkeys(key for key, number in happened if number == run and key[0] == name))
+            assert first == [f"{name}{number}" for number in range(1, len(first) + 1)], (run, first)
+            done = [key for key in first if driver.known(key).run >= run]
+            assert len(done) >= len(first) - (1 if is_sure else 0)
+            assert failed or len(first) == 4, (run, first)
+        new = list(dict.fromkeys(key for key, run in happened if not run and key[0] == name))
+        assert new == [f"{name}5", f"{name}6"] or held, new

@@ -257,3 +257,17 @@ def test_a_child_that_an_async_handler_forked_is_no_worker() -> None:
         pool.submit([run_of("a", 2), run_of("b")])
         collect(pool, 2)
     assert ended == [FORKED] * 3
+
+
+def test_a_handler_that_stops_the_loop_stops_nobody() -> None:
+    """The loop is the worker's: whoever stops it from inside keeps no other handler from running."""
+    pipeline: Pipeline[Any] = Pipeline()
+
+    @pipeline.handler
+    async def handle(delivery: Delivery[Any]) -> None:
+        asyncio.get_running_loop().stop()
+        await asyncio.sleep(0.001)
+
+    with pool_of(pipeline) as pool:
+        pool.submit([run_of("a", 2), run_of("b", 2)])
+        assert all(verdicts(run) == ["Ack", "Ack"] for run in collect(pool, 2))

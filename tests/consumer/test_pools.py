@@ -12,6 +12,7 @@ import pytest
 
 from laneway import Delivery, PermanentFailure, Reject, Retry, Review, TemporaryFailure, Unavailable
 from laneway.consumer.running.pool import pool_for
+from laneway.lanes.run import Run
 from tests.consumer.pools import (
     DEADLINE_S,
     KINDS,
@@ -230,3 +231,30 @@ def test_a_deadline_is_the_start_and_the_timeout(kind: str) -> None:
         pool.submit([run_of("a")])
         collect(pool, 1)
     assert seen == [1_500]
+
+
+def test_recalls_in_the_middle_lose_and_double_nothing(kind: str) -> None:
+    """4.5: whatever is taken back while handlers run: each run ends once, and what ran is in order."""
+    dice = random.Random(11)
+    ran: dict[str, list[int]] = defaultdict(list)
+
+    def handle(delivery: Delivery[Any]) -> None:
+        ran[delivery.sequence_key or ""].append(delivery.sequence or 0)
+
+    runs = [run_of(f"lane-{number}", dice.randint(1, 5)) for number in range(600)]
+    back: list[Run] = []
+    pipeline = pipeline_of(kind, handle, max_size=5, max_wait_ms=1, max_per_lane=2)
+    with pool_of(pipeline, settings(workers=3, max_running=7)) as pool:
+        for start in range(0, len(runs), 30):
+            some = runs[start : start + 30]
+            pool.submit(some)
+            for run in dice.sample(some, 8):
+                run.stop = True
+            pool.recall()
+            back += pool.finished()
+        back += collect(pool, len(runs) - len(back))
+        assert pool.in_hand == 0
+    assert sorted(run.lane for run in back) == sorted(run.lane for run in runs)
+    for run in runs:
+        assert ran[run.lane] == list(range(1, len(run.outcomes) + 1))
+        assert run.stop or len(run.outcomes) == len(run.records)

@@ -11,7 +11,8 @@ import contextlib
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from typing import Final
+from contextlib import AbstractContextManager
+from typing import Any, Final, cast
 
 from laneway.consumer.running.loop import LoopPool
 from laneway.consumer.running.pool import Pool
@@ -60,9 +61,7 @@ class Life:
                 if self._lived.done():
                     self._lived.result()
             else:
-                manager = lifespan.make()
-                assert isinstance(manager, contextlib.AbstractContextManager)
-                self._stack.enter_context(manager)
+                self._stack.enter_context(cast("AbstractContextManager[Any]", lifespan.make()))
         except Exception as error:
             raise LanewayError(
                 f"the lifespan failed with {class_name(error)}: {bounded(str(error))}",

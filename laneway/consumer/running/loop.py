@@ -87,6 +87,7 @@ class LoopPool(ABC):
         self._is_called = False
         self._is_telling = False
         self._is_child = False
+        self._is_over = False
         self._told_blocked = False
         self._look_s = min(_MAX_LOOK_S, max(_MIN_LOOK_S, timeout_ms / 1000 / 20))
         self._turned_ms = clock()
@@ -237,13 +238,11 @@ class LoopPool(ABC):
 
     def _work(self) -> None:
         asyncio.set_event_loop(self.loop)
-        while True:
+        while not self._is_over:
             try:
-                self.loop.run_forever()
+                self.loop.run_forever()  # a handler may stop it: that is not theirs to do
             except BaseException as error:  # noqa: BLE001 - a task of theirs may raise SystemExit
                 log.error("a task that a handler left behind raised %s", class_name(error))
-            else:
-                break
         # What handlers left behind ends as it would in a program of its own.
         left = asyncio.all_tasks(self.loop)
         for task in left:
@@ -308,6 +307,7 @@ class LoopPool(ABC):
 
     def _end_if_idle(self) -> None:
         if not self._jobs:
+            self._is_over = True
             self.loop.stop()
 
 

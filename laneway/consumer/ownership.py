@@ -457,6 +457,8 @@ class Ownership:
         with kafka_errors(str(partition)):
             resume(self._consumer, live)
         log.info("%s: live from offset %d", partition, partition.starts[Channel.SOURCE])
+        if partition.reset is not None:
+            log.info("%s: that offset is no worker's: %s", partition, partition.told_by())
 
 
 def resume(consumer: Consumer, positions: Sequence[TopicPartition]) -> None:

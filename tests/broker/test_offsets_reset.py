@@ -104,6 +104,8 @@ def test_back_and_forward(cluster: Cluster, names: Names, tmp_path: Path, replic
         at.settled()
         said = f"offsets {wanted - 3} to {wanted} are passed over, as 'ann' said: 'an exercise'"
         assert said in at.worker.stderr()
+        said = f"{names.source}-0: that offset is no worker's: 'ann' said: 'an exercise'"
+        assert said in at.worker.stderr()
         if replication == "changelog":
             # The first offset that this worker has committed stands beyond what its ledger began with.
             at.worker.kill()

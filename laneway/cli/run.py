@@ -12,10 +12,13 @@ from types import FrameType
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from laneway.app import load_app
 from laneway.cli import options
+from laneway.cli.profile import table_of
 from laneway.consumer.collector import calm_collector
+from laneway.consumer.profile import NO_PROFILE, CycleProfile
 from laneway.consumer.settings.order import held_orders
 from laneway.consumer.start import build_worker
 from laneway.consumer.worker import Worker
@@ -46,6 +49,10 @@ def run(
             help="Start although offsets are committed and their ledger is not here: effects may repeat.",
         ),
     ] = False,
+    profile_cycle: Annotated[
+        bool,
+        typer.Option("--profile-cycle", help="At the end, tell where the CPU time of a record went."),
+    ] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Log warnings and errors only.")] = False,
 ) -> None:
     """Run a handler as one worker of its consumer group.
@@ -68,16 +75,22 @@ def run(
     # An application is imported and run: the journal has standard output for itself.
     with _own_stdout() as stdout:
         pipeline = load_app(app)
+        profile = CycleProfile() if profile_cycle else None
         worker = build_worker(
             loaded.settings,
             pipeline,
             drain_timeout_s=drain_timeout,
             accept_empty_ledger=accept_empty_ledger,
             stdout=stdout,
+            profile=profile or NO_PROFILE,
         )
         _stop_on_signals(worker)
         calm_collector()
-        worker.run()
+        try:
+            worker.run()
+        finally:
+            if profile is not None:
+                Console(stderr=True).print(table_of(profile))
 
 
 def _end_at_once(_number: int, _: FrameType | None) -> None:

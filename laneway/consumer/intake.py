@@ -18,6 +18,7 @@ from laneway.consumer.journal import Journal
 from laneway.consumer.kafka.errors import ErrorClass, classify, kafka_errors, to_laneway
 from laneway.consumer.ownership import Ownership, resume
 from laneway.consumer.partition import Partition, State
+from laneway.consumer.profile import NO_PROFILE, Profile, Stage
 from laneway.errors import RefusedError
 from laneway.lanes.command_record import read_command
 from laneway.lanes.envelope import Envelope
@@ -71,7 +72,9 @@ class Intake:
         longest_delay_ms: int,
         is_low_on_disk: Callable[[], bool],
         clock: Callable[[], int],
+        profile: Profile = NO_PROFILE,
     ) -> None:
+        self._profile = profile
         self._consumer = consumer
         self._ownership = ownership
         self._journal = journal
@@ -101,6 +104,7 @@ class Intake:
         self._apply_pauses(now_ms)
         if room <= 0 and self._full_since_ms is not None and now_ms - self._full_since_ms < SATURATED_MS:
             return 0
+        self._profile.enter(Stage.POLL)
         with kafka_errors("poll"):
             # Never less than one: rebalances are served in here, and with the sources paused what
             # comes are retries, which have a bound of their own.
@@ -108,13 +112,17 @@ class Intake:
         # A rebalance in there may have taken a while, and a due time is judged from the present.
         now_ms = self._clock()
         admitted = 0
+        self._profile.enter(Stage.DECODE)
         batches = self._sorted(messages, now_ms)
         self._read_again(batches, now_ms)
         for partition, records in batches.items():
             assert partition.board is not None
+            self._profile.enter(Stage.JOURNAL)
             self._journal.received(partition, records)
+            self._profile.enter(Stage.ADMIT)
             partition.board.admit(records, now_ms)
             admitted += len(records)
+        self._profile.count(admitted)
         self._pass_ends()
         return admitted
 

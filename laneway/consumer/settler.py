@@ -16,6 +16,7 @@ from enum import Enum
 from typing import Protocol
 
 from laneway.consumer.partition import Partition, State
+from laneway.consumer.profile import NO_PROFILE, OF_STEP, Profile, Stage
 from laneway.lanes.board import Cut
 from laneway.lanes.view import Meta
 
@@ -112,8 +113,15 @@ class Settler:
     """
 
     def __init__(
-        self, strategy: Strategy, *, max_ms: int, max_records: int, crash_point: CrashPoint = no_crash
+        self,
+        strategy: Strategy,
+        *,
+        max_ms: int,
+        max_records: int,
+        crash_point: CrashPoint = no_crash,
+        profile: Profile = NO_PROFILE,
     ) -> None:
+        self._profile = profile
         self._strategy = strategy
         self._steps = strategy.steps
         self._max_ms = max_ms
@@ -137,6 +145,7 @@ class Settler:
             # A partition that left in mid-cycle owes nothing more; its ledger may be closed.
             self._cycle.parts = [p for p in self._cycle.parts if p.partition.state is not State.CLOSED]
             self._cycle.now_ms = now_ms
+            self._profile.enter(OF_STEP.get(name, Stage.REST))
             answer = step(self._cycle)
             if not answer:
                 return
@@ -195,6 +204,7 @@ class Settler:
         if not (urgent or old or pending >= self._max_records):
             return
         parts = []
+        self._profile.enter(Stage.CUT)
         for partition in owned:
             if partition.board is None or partition.failure is not None:
                 continue

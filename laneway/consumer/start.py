@@ -12,6 +12,7 @@ from typing import Final
 from laneway.consumer import topics
 from laneway.consumer.journal import Journal
 from laneway.consumer.kafka.cluster import Cluster
+from laneway.consumer.profile import NO_PROFILE, Profile
 from laneway.consumer.rules import envelope_of, temporary_of
 from laneway.consumer.settings.model import Settings
 from laneway.consumer.settler import CrashPoint, no_crash
@@ -33,11 +34,13 @@ def build_worker(
     accept_empty_ledger: bool = False,
     stdout: int = 1,
     crash_point: CrashPoint = no_crash,
+    profile: Profile = NO_PROFILE,
 ) -> Worker:
     """Check the cluster, the topics and the state directory, and build a worker over them.
 
     Args:
         stdout: the descriptor of standard output, where a journal of "-" goes.
+        profile: told what the owner thread does at each moment.
 
     Raises:
         UnreachableError: the cluster does not answer.
@@ -83,4 +86,5 @@ def build_worker(
         drain_timeout_s=drain_timeout_s,
         accept_empty_ledger=accept_empty_ledger,
         crash_point=crash_point,
+        profile=profile,
     )

@@ -9,7 +9,6 @@ leaves, and how the process ends. The poll loop never waits for a handler.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 import uuid
@@ -23,8 +22,10 @@ from laneway.consumer.intake import Intake
 from laneway.consumer.journal import Journal
 from laneway.consumer.kafka import clients
 from laneway.consumer.opening import LocalOpener, Opener
+from laneway.consumer.overdue import Overdue
 from laneway.consumer.ownership import Ownership
 from laneway.consumer.partition import Partition, State
+from laneway.consumer.profile import NO_PROFILE, Profile, Stage
 from laneway.consumer.replication import Changelog, Local, Replication
 from laneway.consumer.restore import ChangelogOpener
 from laneway.consumer.rules import envelope_of, rules_of, temporary_of
@@ -67,6 +68,7 @@ class Worker:
         max_message_bytes: of the largest topic it writes to.
         drain_timeout_s: how long a stop waits for what runs.
         crash_point: for tests that end the process at a named step.
+        profile: told what the owner does at each moment.
     """
 
     def __init__(
@@ -83,8 +85,10 @@ class Worker:
         drain_timeout_s: float = 25.0,
         accept_empty_ledger: bool = False,
         crash_point: CrashPoint = no_crash,
+        profile: Profile = NO_PROFILE,
     ) -> None:
         self._settings = settings
+        self._profile = profile
         self._names = names
         self._state_dir = state_dir
         self._journal = journal
@@ -139,6 +143,7 @@ class Worker:
             max_ms=settings.cycle.max_ms,
             max_records=settings.cycle.max_records,
             crash_point=crash_point,
+            profile=profile,
         )
         self._ownership = Ownership(
             self._consumer,
@@ -163,11 +168,12 @@ class Worker:
             longest_delay_ms=max(self._rules.delays_ms, default=0),
             is_low_on_disk=lambda: free_bytes(state_dir.path) < settings.ledger.min_free_bytes,
             clock=wall_ms,
+            profile=profile,
         )
         max_poll_ms = int(settings.kafka.get("max.poll.interval.ms", DEFAULT_MAX_POLL_MS))
         self._revoke_budget_s = max_poll_ms / REVOKE_SHARE / 1000
         self._expired_ms = 0
-        self._overdue: set[int] = set()
+        self._overdue = Overdue(self._workers, journal, lanes.handler_timeout_ms, clock=steady_ms)
         self._watchdog = Watchdog()
         self._shape = ShapeWatch(settings, partitions, self._workers.nudge, ids=topic_ids or {})
 
@@ -197,6 +203,7 @@ class Worker:
                 failure = self._ownership.failure() or self._shape.failure
         except LanewayError as error:
             failure = error
+        self._profile.stop()
         log.info("stopping: finishing what runs" if failure is None else "stopping on an error")
         drained = self._end(failure)
         if failure is not None:
@@ -241,13 +248,18 @@ class Worker:
         now_ms = wall_ms()
         self._ownership.advance()
         self._workers.reclaim(steady_ms())
+        self._profile.enter(Stage.SETTLE)
         finished = self._take_finished(now_ms)
+        self._profile.enter(Stage.REST)
         waiting = bool(self._workers.in_hand or not self._settler.idle)
         polled = self._intake.poll(0 if waiting or finished else self._idle_s(now_ms))
+        self._profile.enter(Stage.JUDGE)
         handed = self._hand_out(wall_ms())
+        self._profile.enter(Stage.REST)
         # Handlers that wait for their intents should not wait for a cycle's age besides.
         urgent = self._rules.intents and any(p.board and p.board.has_intents for p in self._ownership.live())
         self._settler.advance(self._ownership.owned(), wall_ms(), urgent=urgent)
+        self._profile.enter(Stage.REST)
         self._look_around(now_ms)
         if not (polled or handed) and (self._workers.in_hand or not self._settler.idle):
             self._workers.wait(BUSY_WAIT_S)
@@ -287,6 +299,7 @@ class Worker:
         all_runs: list[Run] = []
         try:
             self._judge_all(all_runs, now_ms)
+            self._profile.enter(Stage.JOURNAL)
             if all_runs:
                 # Before the handlers start: whoever reads the journal after a crash knows what was in hand.
                 self._journal.flush()
@@ -296,6 +309,7 @@ class Worker:
                 assert isinstance(run.owner, Partition) and run.owner.board is not None
                 run.owner.board.abandon(run)
             raise
+        self._profile.enter(Stage.HAND_OFF)
         self._workers.submit(all_runs)
         return len(all_runs)
 
@@ -304,15 +318,18 @@ class Worker:
         for partition in self._ownership.live():
             board, ledger = partition.board, partition.ledger
             assert board is not None and ledger is not None
+            self._profile.enter(Stage.JUDGE)
             board.tick(now_ms)
             runs = board.next_runs(self._budget(), now_ms)
             if not runs:
                 continue
             all_runs += runs
+            self._profile.enter(Stage.JOURNAL)
             for run in runs:
                 if run.records[0].parked:
                     self._journal.released(partition, run.records)
                 self._journal.running(partition, run.records)
+            self._profile.enter(Stage.LEDGER)
             ledger.note_handed_over(board.handed_over)
 
     def _budget(self) -> int:
@@ -345,32 +362,7 @@ class Worker:
                         where=f"{partition}, {self._state_dir.path}",
                         mend=self._replication.files_lost,
                     )
-            self._report_overdue()
-
-    def _report_overdue(self) -> None:
-        late = self._workers.overdue(steady_ms())
-        for run in late:
-            # It may have ended since it was found.
-            record = run.records[min(len(run.outcomes), len(run.records) - 1)]
-            if id(run) not in self._overdue:
-                log.error(
-                    "%s: the handler is over lanes.handler_timeout_ms (%d ms) with offset %d, effect %r; "
-                    "its lane waits, other lanes go on",
-                    run.owner,
-                    self._settings.lanes.handler_timeout_ms,
-                    record.offset,
-                    record.effect_key,
-                )
-        self._overdue = {id(run) for run in late}
-        for run in late:
-            if isinstance(run.owner, Partition) and run.owner.state is State.CLOSED:
-                log.critical(
-                    "%s: a handler outlived its timeout and its partition; ending the process so that no two "
-                    "owners run one lane (lanes.on_overdue)",
-                    run.owner,
-                )
-                self._journal.flush()
-                os._exit(1)
+            self._overdue.report()
 
     # -- leaving
 

@@ -61,10 +61,16 @@ class Position:
 
 
 class Cluster:
-    """Talks to the cluster at `bootstrap`; every call opens what it needs and closes it again."""
+    """Talks to the cluster at `bootstrap`; every call opens what it needs and closes it again.
 
-    def __init__(self, bootstrap: str) -> None:
+    Args:
+        fails: its brokers may go away in the middle of a call, and even then each record is there once. Such
+            a producer gets its id half a second after it was made.
+    """
+
+    def __init__(self, bootstrap: str, *, fails: bool = False) -> None:
         self.bootstrap = bootstrap
+        self._fails = fails
 
     def create_topic(
         self,
@@ -133,7 +139,9 @@ class Cluster:
         producer = Producer(
             {
                 "bootstrap.servers": self.bootstrap,
-                "enable.idempotence": True,
+                "enable.idempotence": self._fails,
+                "acks": "all",
+                "max.in.flight.requests.per.connection": 1,
                 "linger.ms": 5,
                 "compression.type": compression,
                 "message.max.bytes": 10 * 1024 * 1024,

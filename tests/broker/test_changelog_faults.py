@@ -223,7 +223,7 @@ def test_an_answer_that_does_not_come_is_not_guessed(
     The answer comes late in one case, and never in the other. Shows S7 and case 36.
     """
     proxy = proxied_kafka.proxy
-    scene = Scene(proxied_kafka.bootstrap, Cluster(proxied_kafka.direct), names, tmp_path, stack)
+    scene = Scene(proxied_kafka.bootstrap, Cluster(proxied_kafka.direct, fails=True), names, tmp_path, stack)
     scene.create()
     worker = scene.worker("worker").start()
     scene.await_live(worker)
@@ -250,7 +250,7 @@ def test_a_kill_before_the_answer_repeats_nothing(
     Shows S11 and S26.
     """
     proxy = proxied_kafka.proxy
-    scene = Scene(proxied_kafka.bootstrap, Cluster(proxied_kafka.direct), names, tmp_path, stack)
+    scene = Scene(proxied_kafka.bootstrap, Cluster(proxied_kafka.direct, fails=True), names, tmp_path, stack)
     scene.create()
     worker = scene.worker("worker").start()
     scene.await_live(worker)
@@ -279,7 +279,7 @@ def test_a_broker_killed_before_its_answer(
     What runs again was refused in the journal: the group had gone on without the worker. Shows case 38.
     """
     proxy = proxied_kafka.proxy
-    scene = Scene(proxied_kafka.bootstrap, Cluster(proxied_kafka.direct), names, tmp_path, stack)
+    scene = Scene(proxied_kafka.bootstrap, Cluster(proxied_kafka.direct, fails=True), names, tmp_path, stack)
     scene.create()
     worker = scene.worker("worker").start()
     scene.await_live(worker)
@@ -302,7 +302,9 @@ def test_members_of_the_cluster_die_under_load(
     three_brokers: ThreeBrokers, names: Names, tmp_path: Path, stack: ExitStack
 ) -> None:
     """The coordinator of transactions, then a leader of the changelog is killed: the work goes on, whole."""
-    scene = Scene(three_brokers.bootstrap, Cluster(three_brokers.bootstrap), names, tmp_path, stack)
+    scene = Scene(
+        three_brokers.bootstrap, Cluster(three_brokers.bootstrap, fails=True), names, tmp_path, stack
+    )
     scene.create()
     worker = scene.worker("worker").start()
     scene.await_live(worker)

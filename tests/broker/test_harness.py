@@ -181,7 +181,7 @@ def test_the_prefix_of_a_log_can_be_deleted(cluster: Cluster, names: Names) -> N
 @pytest.mark.parametrize("how", ["clean", "kill"])
 def test_restart_keeps_port_and_data(own_kafka: KafkaBroker, names: Names, how: str) -> None:
     """After a clean restart or a kill -9 the same address serves the same records and offsets."""
-    cluster = Cluster(own_kafka.bootstrap)
+    cluster = Cluster(own_kafka.bootstrap, fails=True)
     cluster.create_topic(names.source, 2)
     cluster.produce(names.source, [Outgoing(b"kept", partition=1)])
     cluster.commit(names.group, names.source, {1: 1})
@@ -196,7 +196,7 @@ def test_restart_keeps_port_and_data(own_kafka: KafkaBroker, names: Names, how: 
 
 def test_a_paused_broker_answers_nothing_until_resumed(own_kafka: KafkaBroker, names: Names) -> None:
     """While paused a call runs into its deadline; after resume the broker goes on as if nothing had been."""
-    cluster = Cluster(own_kafka.bootstrap)
+    cluster = Cluster(own_kafka.bootstrap, fails=True)
     cluster.create_topic(names.source, 1)
     own_kafka.pause()
     try:

@@ -24,7 +24,7 @@ def one_each(word: str) -> list[Outgoing]:
 
 def test_a_killed_member_is_not_missed_and_comes_back(three_brokers: ThreeBrokers, names: Names) -> None:
     """With one member dead every partition takes and serves records; back again, it has them too."""
-    cluster = Cluster(three_brokers.bootstrap)
+    cluster = Cluster(three_brokers.bootstrap, fails=True)
     cluster.create_topic(names.source, PARTITIONS)
     assert cluster.topic_config(names.source)["min.insync.replicas"] == "2"
     three_brokers.await_in_sync(names.source)
@@ -40,7 +40,7 @@ def test_a_killed_member_is_not_missed_and_comes_back(three_brokers: ThreeBroker
 
 def test_a_transaction_outlives_its_coordinator(three_brokers: ThreeBrokers, names: Names) -> None:
     """A transaction that was begun before its coordinator was killed commits whole after it."""
-    cluster = Cluster(three_brokers.bootstrap)
+    cluster = Cluster(three_brokers.bootstrap, fails=True)
     cluster.create_topic(names.source, PARTITIONS)
     three_brokers.await_in_sync(names.source)
     producer = Producer(
@@ -64,7 +64,7 @@ def test_a_transaction_outlives_its_coordinator(three_brokers: ThreeBrokers, nam
 
 def test_a_paused_member_is_left_behind_and_catches_up(three_brokers: ThreeBrokers, names: Names) -> None:
     """A frozen member delays writes until its copies are left out, and has them all after it went on."""
-    cluster = Cluster(three_brokers.bootstrap)
+    cluster = Cluster(three_brokers.bootstrap, fails=True)
     cluster.create_topic(names.source, PARTITIONS)
     three_brokers.await_in_sync(names.source)
     frozen = three_brokers.leader_of(names.source, 1)

@@ -85,7 +85,7 @@ class Group:
 @contextmanager
 def group_of(broker: KafkaBroker, names: Names, directory: Path, **tables: Any) -> Iterator[Group]:
     """Its topics are made, its worker is ready to start and ends with the block."""
-    cluster = Cluster(broker.bootstrap)
+    cluster = Cluster(broker.bootstrap, fails=True)
     cluster.create_topic(names.source, 2)
     settings = settings_of(broker.bootstrap, names, directory / "state", **tables)
     create_companions(settings, directory)

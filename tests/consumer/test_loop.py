@@ -77,6 +77,9 @@ def test_a_cancelled_handler_that_still_answers_is_believed() -> None:
     @pipeline.handler
     async def handle(delivery: Delivery[Any]) -> str:
         if delivery.sequence != 1:
+            task = asyncio.current_task()
+            assert task is not None
+            assert not task.cancelling()
             await asyncio.sleep(0.01)
             return "as usual"
         try:

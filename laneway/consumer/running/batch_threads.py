@@ -143,7 +143,7 @@ class BatchThreads:
         return not any(thread.is_alive() for thread in self._threads)
 
     def _wake(self, count: int) -> None:
-        """Wake so many threads: each that takes a batch, or waits for the time of one."""
+        """Wake so many threads: one for each full batch, and one that waits for the time of the rest."""
         with self._changed:
             self._changed.notify(count)
 
@@ -163,8 +163,6 @@ class BatchThreads:
             batch = self._batching.take()
             if batch is not None:
                 self._in_batch[number] = batch
-                if self._batching.wait_ms() is not None:
-                    self._wake(1)  # somebody must see to what is left
                 self._run(batch)
                 del self._in_batch[number]
                 continue
@@ -188,7 +186,7 @@ class BatchThreads:
                 os._exit(FORKED)
         over, going_on = batch.end(answers)
         if going_on and not self._stopping:
-            self._wake(1 + self._batching.put(going_on))
+            self._wake(self._batching.put(going_on))  # and this one comes back by itself
         else:
             over += going_on
         self._give_back(over)

@@ -158,7 +158,13 @@ def _others(report: Report, cluster: Cluster, tag: str) -> dict[Part, Callable[[
 
     def processes() -> None:
         report.processes = measure_processes(
-            cluster, tag, counts=form.processes, rounds=form.side_rounds, window_s=form.process_s, say=say
+            cluster,
+            tag,
+            counts=form.processes,
+            rounds=form.side_rounds,
+            window_s=form.process_s,
+            about=_about(report),
+            say=say,
         )
 
     def latency() -> None:

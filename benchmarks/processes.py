@@ -26,10 +26,10 @@ from tests.broker.cluster import Cluster
 
 PARTITIONS: Final = 8
 SETTLE_S = 1.0
-START_S = 5.0
+START_S = 4.0
 """In which the first may be alone with the backlog."""
-FASTEST: Final = 30_000
-"""Records a second that the backlog must last for."""
+FASTER: Final = 2.5
+"""Than one process: what the backlog must last for."""
 JOIN_S: Final = 60.0
 
 
@@ -48,15 +48,19 @@ def measure_processes(
     counts: tuple[int, ...],
     rounds: int,
     window_s: float,
+    about: float,
     say: Callable[[str], None],
 ) -> list[Together]:
     """All rounds, interleaved.
+
+    Args:
+        about: records a second that one process handles, roughly.
 
     Raises:
         SubjectFailedError: there is no figure.
     """
     topic = f"{tag}-processes"
-    backlog = int(FASTEST * (START_S + SETTLE_S + window_s))
+    backlog = int(FASTER * about * (START_S + SETTLE_S + window_s))
     say(f"filling {topic}: {backlog:,} records")
     load.publish(cluster, topic, partitions=PARTITIONS, records=backlog, keys=KEYS)
     found = []

@@ -71,7 +71,9 @@ def test_a_restore_takes_its_share_of_the_time(
     def sleep(seconds: float) -> None:
         slept_s[0] += seconds
 
-    time = SimpleNamespace(monotonic=lambda: 0.0, thread_time=lambda: spent_s[0], sleep=sleep)
+    time = SimpleNamespace(
+        monotonic=lambda: 0.0, time_ns=lambda: 0, thread_time=lambda: spent_s[0], sleep=sleep
+    )
     monkeypatch.setattr(restore_module, "time", time)
     opener = ChangelogOpener(cast("Any", None), cast("Any", None), accept_empty_ledger=False)
     partition = Partition(Home("g", "s", 0), NAMES, 1, {Channel.SOURCE: 0}, {Channel.SOURCE: None})
@@ -85,7 +87,7 @@ def test_a_restore_takes_its_share_of_the_time(
             yield cycle(number, f"e{number}")
 
     monkeypatch.setattr(opener, "_read", read)
-    opener._restore(partition, MemoryLedger(), Changelog("t", 0, "id", 0, 9, 0, 0), None)
+    opener._restore(partition, MemoryLedger(), Changelog("t", 0, "id", 0, 9, 86_400_000, 0), None)
     worked_s = BATCHES * COST_S
     wanted_s = worked_s * restores / BESIDE_WORK_SHARE - worked_s if beside_work else 0.0
     assert slept_s[0] == pytest.approx(wanted_s)

@@ -8,37 +8,24 @@ them down. Exit code 1 when an invariant was broken, or when a planted defect wa
 from __future__ import annotations
 
 import argparse
-import gc
 import logging
 import os
 import sys
 import time
 from collections.abc import Sequence
 from itertools import count, islice
-from multiprocessing import get_context
 from typing import NamedTuple
 
 from tests.simulation.defect import Defect, planted
 from tests.simulation.defects import DEFECTS
+from tests.simulation.forks import in_forks
 from tests.simulation.near import NEAR, write_down
 from tests.simulation.plan import make_plan
 from tests.simulation.report import explain, failure_of
 
-BLOCK = 25
-BLOCKS_OF_A_PROCESS = 10
-"""Then it ends: its histories lie about until then, as to take them apart would be an eighth of the work."""
+BLOCK = 250
 EXPLAINED = 3
 """So many failing seeds are shrunk and printed in full; of the others only the seed and the words."""
-
-
-def _in_heaps() -> None:
-    """Nothing is collected: a process ends after some blocks, and its heap of histories with it.
-
-    Nice, too: what runs beside it, like tests with brokers, waits for clocks.
-    """
-    os.nice(5)
-    gc.freeze()
-    gc.disable()
 
 
 def _run_block(block: tuple[int, int]) -> list[tuple[int, str]]:
@@ -56,10 +43,10 @@ def run_seeds(first: int, count: int, processes: int) -> int:
     end = first + count
     began_s = time.monotonic()
     failing: list[tuple[int, str]] = []
-    with get_context("fork").Pool(processes, _in_heaps, maxtasksperchild=BLOCKS_OF_A_PROCESS) as pool:
-        blocks = [(at, min(at + BLOCK, end)) for at in range(first, end, BLOCK)]
-        for found in pool.imap_unordered(_run_block, blocks):
-            failing += found
+    size = max(1, min(BLOCK, count // processes))
+    blocks = [(at, min(at + size, end)) for at in range(first, end, size)]
+    for found in in_forks(_run_block, blocks, processes):
+        failing += found
     failing.sort()
     for seed, _ in failing[:EXPLAINED]:
         print(explain(seed), end="\n\n")
@@ -109,11 +96,10 @@ def look_for(names: Sequence[str], processes: int, *, near: bool = False, note: 
     """
     seeds = {}
     places = [(name, NEAR.get(name, 0) if near else _named(name).start) for name in names]
-    with get_context("fork").Pool(processes, _in_heaps, maxtasksperchild=1) as pool:
-        for found in pool.imap_unordered(_look_for, places):
-            print(found, flush=True)
-            if found.tried:
-                seeds[found.name] = found.seed
+    for found in in_forks(_look_for, places, processes):
+        print(found, flush=True)
+        if found.tried:
+            seeds[found.name] = found.seed
     if note:
         write_down(seeds)
     return len(names) - len(seeds)

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
 
 import laneway.consumer.kafka.clients as clients_module
+import laneway.consumer.overdue as overdue_module
 import laneway.consumer.worker as worker_module
 from laneway.consumer.rules import envelope_of, rules_of
 from laneway.consumer.settings.model import Settings
@@ -63,7 +64,7 @@ def seams(current: Callable[[], World], clock: Clock) -> Iterator[None]:
         (worker_module, "ShapeWatch", _NoWatch),
         (worker_module, "threading", SimpleNamespace(Thread=_InlineThread, Event=threading.Event)),
         (worker_module, "free_bytes", lambda _: 1 << 60),
-        (worker_module, "os", SimpleNamespace(_exit=edge.exit_now)),
+        (overdue_module, "os", SimpleNamespace(_exit=edge.exit_now)),
         (worker_module, "rules_of", edge.rules),
         (worker_module, "envelope_of", edge.envelope),
         *((module, "Cluster", edge.new_cluster) for module in _ADMINISTERING),

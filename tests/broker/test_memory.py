@@ -1,4 +1,4 @@
-"""Memory follows the limits and not the keys: a worker that has seen many is no larger than one that saw few."""
+"""Memory follows the limits, not the keys: a worker that has seen many is no larger than one that saw few."""
 
 from __future__ import annotations
 

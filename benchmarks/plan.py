@@ -60,7 +60,7 @@ SUBJECTS: Final = {
             "commit-each",
             lambda: own(_LOOPS),
             "order by partition; a synchronous commit for each record; a crash repeats one",
-            1 / 80,
+            1 / 125,
         ),
         SubjectKind(
             "pyrallel",
@@ -168,7 +168,7 @@ SHORT: Final = Form(
     rounds=3,
     side_rounds=1,
     seconds=1.2,
-    keys=(1_000, 10_000, 100_000),
+    keys=(1_000, 100_000),
     effects=(0, 250_000),
     partitions=(1, 4, 16),
     processes=(1, 2, 3),
@@ -204,7 +204,7 @@ def cases(form: Form, parts: frozenset[Part]) -> list[Case]:
 
 def _peers(form: Form) -> Iterator[Case]:
     for kind in SUBJECTS.values():
-        records = max(500, int(form.records * kind.share))
+        records = max(320, int(form.records * kind.share))
         yield Case("peers", kind.name, records, form.rounds)
     for level in ("off", "all") if form.full else ():
         yield Case("peers", "changelog", form.records, form.rounds, journal=level)

@@ -27,7 +27,7 @@ MESSAGE_SHARE_PERCENT: Final = 80
 """How much of its transaction's timeout a message may take."""
 READER_QUEUE_KB: Final = 16_384
 READER_WAIT_MS: Final = 50
-READER_BACKOFF_MS: Final = 10
+QUEUE_BACKOFF_MS: Final = 10
 _OF_MEMBERS: Final = ("group.protocol", "partition.assignment.strategy", "group.instance.id")
 
 _MEND: Final = "correct it, or take it out: the names are those of librdkafka's CONFIGURATION.md"
@@ -63,6 +63,8 @@ def consumer_config(settings: Settings, *, partition_eof: bool = False) -> Clien
         config["partition.assignment.strategy"] = "range"
     if settings.instance_id is not None:
         config["group.instance.id"] = settings.instance_id
+    # Its own second after each full queue: a few large records would be all that comes in it.
+    config.setdefault("fetch.queue.backoff.ms", QUEUE_BACKOFF_MS)
     return config
 
 
@@ -101,8 +103,6 @@ def reader_config(settings: Settings, *, committed: bool) -> ClientConfig:
     for name in _OF_MEMBERS:
         config.pop(name, None)
     config.setdefault("queued.max.messages.kbytes", READER_QUEUE_KB)
-    # Its own second after each full queue would halve the rate of a restore.
-    config.setdefault("fetch.queue.backoff.ms", READER_BACKOFF_MS)
     return {
         **config,
         "isolation.level": "read_committed" if committed else "read_uncommitted",

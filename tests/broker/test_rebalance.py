@@ -324,6 +324,7 @@ def test_a_storm_of_joins_and_leaves_ends_with_lag_zero(
     with group_of(kafka, names, tmp_path, group_protocol) as group:
         group.add()
         workers = [group.workers[0]]
+        group.await_live(*workers)
         until = time.monotonic() + 9
         seq = 0
         while time.monotonic() < until:
@@ -334,9 +335,9 @@ def test_a_storm_of_joins_and_leaves_ends_with_lag_zero(
             act = chance.random()
             if act < 0.25 and len(workers) < 3:
                 workers.append(group.add())
-            elif act < 0.45 and len(workers) > 1:
-                # Whoever has said something has its signal handlers; the first one has been live.
-                leaver = chance.choice([w for w in workers if w.stderr()] or workers[:1])
+            elif act < 0.45 and len(workers) > 1 and (up := [w for w in workers if w.stderr()]):
+                # Whoever has said something has its signal handlers.
+                leaver = chance.choice(up)
                 workers.remove(leaver)
                 if chance.random() < 0.7:
                     leaver.terminate()

@@ -43,6 +43,7 @@ _LEFT: Final[Mapping[str, str]] = {
     rerunning.ENDED: "ended otherwise in this run; what follows of their keys is refused",
     rerunning.LATER: "repeated in a later run",
     rerunning.QUEUED: "a command of this run is queued already",
+    rerunning.CORRECTED: "they succeeded with a corrected payload, which the source topic does not have",
 }
 _LOOK_S: Final = 0.5
 _NOTABLE: Final[tuple[Column[CommandAnswer], ...]] = (

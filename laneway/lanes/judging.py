@@ -39,7 +39,12 @@ from laneway.lanes.forward import Home
 from laneway.lanes.lane import Lane
 from laneway.lanes.overlay import Known
 from laneway.lanes.record import Channel, Record, is_lane_of_one
-from laneway.lanes.rerun import has_begun_again, refusal_of_repeat, waits_behind
+from laneway.lanes.rerun import (
+    has_begun_again,
+    refusal_of_payload,
+    refusal_of_repeat,
+    waits_behind,
+)
 from laneway.lanes.resolving import Resolving, pause_of, refusal, refusal_of_next
 from laneway.lanes.settling import Rules, Settling
 from laneway.lanes.work import Work
@@ -391,8 +396,10 @@ class Judging:
     def _begin(self, work: Work, record: Record, now_ms: int, *, begun: bool) -> bool | None:
         """Start what a command asks for; where it has begun before, and nobody knows how it ended, a case."""
         if begun:
+            # What the lane waits for by now keeps it: two holds of one lane would let each other go.
+            holds = work.state.hold is None
             done = self._settling.conflict(
-                record, "outcome-unknown", work.state, None, holds=True, now_ms=now_ms
+                record, "outcome-unknown", work.state, None, holds=holds, now_ms=now_ms
             )
             self._books.settle(*done, work)
             return False
@@ -421,6 +428,8 @@ class Judging:
             except HandlerSignal as signal:
                 self._lanes.rest(work, now_ms + read_again_ms(signal))
                 return None
+            if not begun:
+                why = why or refusal_of_payload(repeat, effect, record.payload_hash)
         if why or effect is None:
             self._books.settle(self._resolving.refused(record, why, now_ms), None, work)
             return False

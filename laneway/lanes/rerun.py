@@ -8,6 +8,7 @@ have succeeded in that rerun. Reads nothing, writes nothing.
 
 from __future__ import annotations
 
+from laneway.lanes.canonical import RULE
 from laneway.lanes.command import Command, Repeat
 from laneway.lanes.effect import OPEN, Effect, EffectState
 from laneway.lanes.lane import HoldKind, Lane
@@ -69,6 +70,24 @@ def refusal_of_repeat(
     if repeat.behind and not _has_succeeded(before, repeat.run):
         return f"effect {repeat.behind!r} of its key has not succeeded in run {repeat.run}"
     return ""
+
+
+def refusal_of_payload(repeat: Repeat, effect: Effect, payload_hash: bytes) -> str:
+    """Why these bytes may not stand for the effect; "" when they may.
+
+    A person may have corrected the value that it succeeded with, and the topic has the one that was wrong.
+    """
+    if is_same_payload(effect, payload_hash):
+        return ""
+    return (
+        f"effect {repeat.effect_key!r} has succeeded with another payload than its record has: with a "
+        "corrected one, which nobody can send from here"
+    )
+
+
+def is_same_payload(effect: Effect, payload_hash: bytes) -> bool:
+    """Whether an effect happened with this payload, as far as its hash can tell."""
+    return effect.rule != RULE or effect.payload_hash in {b"", payload_hash}
 
 
 def _has_succeeded(effect: Effect | None, run: int) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from laneway.consumer.kafka.cluster import Partition, Watermarks
@@ -73,6 +75,18 @@ def test_what_is_left_alone(state: EffectState, run: int, word: str, before_a4: 
     assert plan.left[word] == 1
     assert chain(plan)["a4"] == before_a4
     assert "a3" not in chain(plan)
+
+
+def test_what_was_corrected_by_hand_is_left_alone() -> None:
+    """The topic has another payload than the effect came of; what follows of its key goes on without it."""
+    found = [replace(each, payload_hash=b"as published") for each in records().found]
+    effects = known()
+    for name, effect in effects[PLACE].items():
+        made_of = b"corrected" if name == "a3" else b"as published"
+        effects[PLACE][name] = msgspec.structs.replace(effect, payload_hash=made_of)
+    plan = rerun.plan(Records(found), effects, 1, by_number=True)
+    assert chain(plan) == {"a1": "", "a2": "a1", "a4": "a2", "b1": ""}
+    assert plan.left[rerun.CORRECTED] == 1
 
 
 def test_what_is_queued_is_not_asked_for_twice() -> None:

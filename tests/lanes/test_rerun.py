@@ -240,6 +240,86 @@ def test_a_crash_in_a_repeat_where_unknown_outcomes_are_reviewed() -> None:
     driver.check_at_rest()
 
 
+@pytest.mark.parametrize("what", [POISON, LATER, UNKNOWN])
+@pytest.mark.parametrize("unknown_first", [False, True])
+@pytest.mark.parametrize("kind", ["rerun", "letter"])
+def test_what_a_lane_waits_for_is_kept_when_an_unknown_outcome_is_found(
+    what: Outcome, kind: str, *, unknown_first: bool
+) -> None:
+    """A newer record that failed meanwhile stays held, or waits for its retry; nothing passes it."""
+    driver = _with_something_begun(Rerun(Rules(intents=True, max_run=1)), kind)
+    driver.produce_many("a", 4, 5)
+    fourth = [what]
+    driver.handler = lambda r: fourth.pop() if r.effect_key == "a4" and fourth else ACK
+    commands = driver.topics[Channel.COMMANDS]
+    driver.topics[Channel.COMMANDS] = commands[: driver.position[Channel.COMMANDS]]
+    driver.poll()
+    driver.hand_out()
+    driver.settle()
+    (run,) = driver.hand_out()
+    driver.step(run)
+    driver.topics[Channel.COMMANDS] = commands
+    driver.poll()
+    driver.finish(run)
+    driver.rest()
+    driver.check_at_rest()
+    while cases := list(driver.ledger.cases(limit=MANY)):
+        cases.sort(key=lambda case: (case.reason == "outcome-unknown") is not unknown_first)
+        driver.applied("mark-done", cases[0])
+    assert driver.effects()[-1] == "a5"
+    assert (what is LATER) == ("a4" in driver.effects())
+    assert [driver.known(key).state for key in ("a2", "a4", "a5")] == [EffectState.SUCCEEDED] * 3
+    driver.check_at_rest()
+
+
+def _with_something_begun(driver: Rerun, kind: str) -> Rerun:
+    """Three effects, and an owner that died while the second was done once more."""
+    if kind == "letter":
+        driver.rules = Rules(intents=True, max_run=1, pass_after_reject=True)
+        driver.crash()
+        driver.handler = lambda r: POISON if r.effect_key == "a2" else ACK
+    driver.produce_many("a", 1, 2, 3)
+    driver.rest()
+    if kind == "letter":
+        driver.rules = Rules(intents=True, max_run=1)
+        driver.crash()
+        driver.replay(driver.dlq[0], out_of_order=True)
+    else:
+        driver.again("a2")
+    driver.poll()
+    driver.hand_out()
+    driver.settle()
+    assert len(driver.hand_out()) == 1
+    driver.crash()
+    return driver
+
+
+def test_what_was_corrected_is_not_repeated_uncorrected() -> None:
+    """The source topic has the value that was wrong; the effect came of another (case 29)."""
+    driver = Rerun(Rules())
+    driver.handler = lambda r: POISON if r.value == value_of("a", 2, payload={"cents": 100}) else ACK
+    driver.produce("a", 1)
+    driver.produce("a", 2, payload={"cents": 100})
+    driver.rest()
+    corrected = value_of("a", 2, payload={"cents": 10})
+    driver.applied("replay-with", driver.case("rejected"), value=corrected)
+    values: list[bytes | None] = []
+
+    def note(record: Record) -> Outcome:
+        values.append(record.value)
+        return ACK
+
+    driver.handler = note
+    asked = driver.again("a2")
+    driver.rest()
+    assert values == []
+    assert "with another payload than its record has" in driver.answer(asked).why
+    asked = driver.again("a2", value=corrected)
+    driver.rest()
+    assert (values, driver.answer(asked).outcome) == ([corrected], "succeeded")
+    driver.check_at_rest()
+
+
 REFUSED: list[tuple[str, Callable[[Rerun], int]]] = [
     ("knows nothing of effect 'x'", lambda d: d.again("a1", effect_key="x")),
     ("was made by offset 0; the record of 1 was a copy", lambda d: d.again("a1", offset=1)),

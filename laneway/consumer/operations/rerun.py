@@ -22,9 +22,11 @@ from laneway.consumer.preview.preview import Read, batches_of
 from laneway.consumer.rules import envelope_of
 from laneway.consumer.settings.model import Settings
 from laneway.errors import RefusedError
+from laneway.lanes.canonical import payload_hash
 from laneway.lanes.command import COMMAND_FORMAT, Command, Repeat
 from laneway.lanes.effect import OPEN, Effect, EffectState
 from laneway.lanes.record import Record
+from laneway.lanes.rerun import is_same_payload
 from laneway.store import codec
 
 UNKNOWN: Final = "unknown"
@@ -35,6 +37,7 @@ DONE: Final = "done"
 ENDED: Final = "ended-otherwise"
 LATER: Final = "later-run"
 QUEUED: Final = "queued"
+CORRECTED: Final = "corrected"
 
 Fits = Callable[[Record], bool]
 
@@ -47,6 +50,7 @@ class Found:
     offset: int
     lane: str
     effect_key: str
+    payload_hash: bytes = field(default=b"", compare=False)
 
 
 @dataclass
@@ -121,7 +125,15 @@ def find(
             if record.fault:
                 records.unreadable += 1
             elif not record.skip and fits(record):
-                records.found.append(Found(place, record.offset, record.lane, record.effect_key))
+                records.found.append(
+                    Found(
+                        place,
+                        record.offset,
+                        record.lane,
+                        record.effect_key,
+                        payload_hash(record.payload, record.value),
+                    )
+                )
                 if len(records.found) > limit:
                     raise RefusedError(
                         f"more than {limit} records fit",
@@ -188,7 +200,10 @@ def _left_alone(each: Found, effect: Effect | None, run: int) -> str:
     succeeded = effect.state is EffectState.SUCCEEDED
     if effect.run == run:
         return DONE if succeeded else ENDED
-    return "" if succeeded else NOT_SUCCEEDED
+    if not succeeded:
+        return NOT_SUCCEEDED
+    is_same = not each.payload_hash or is_same_payload(effect, each.payload_hash)
+    return "" if is_same else CORRECTED
 
 
 def commands(

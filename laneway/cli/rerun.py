@@ -7,7 +7,8 @@ key.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -133,10 +134,11 @@ def rerun(
 
         def still_queued() -> Mapping[str, tuple[Command, int]]:
             return queued(
-                settings, cluster, names, timeout_s=timeout, wanted=lambda c: rerunning.is_of_run(c, number)
+                settings, cluster, names, timeout_s=timeout, wanted=lambda c: rerunning.run_of(c) > 0
             )
 
-        before = still_queued()
+        in_queue = still_queued()
+        before = {name: each for name, each in in_queue.items() if rerunning.run_of(each[0]) == number}
         made = rerunning.plan(
             records,
             known,
@@ -145,7 +147,7 @@ def rerun(
             queued=rerunning.effects_of([command for command, _ in before.values()]),
         )
         facts = _facts(settings, names[0], records, made, who, said)
-        for line in _sentences(records, made):
+        for line in _sentences(records, made, [command for command, _ in in_queue.values()]):
             say(line)
         if dry_run or not (made.chosen or before):
             _tell(Tally(), facts, output)
@@ -163,7 +165,7 @@ def rerun(
         while (older := still_queued().keys() & before.keys()) and time.monotonic() < deadline_s:
             time.sleep(_LOOK_S)
     _tell(tally, facts, output)
-    _end(tally, len(older), number, words)
+    _end(tally, len(made.chosen), len(older), number, words)
 
 
 def _fits(key: str | None, effect: str | None) -> rerunning.Fits:
@@ -266,13 +268,25 @@ def _facts(
         **{f"left_{word.replace('-', '_')}": made.left[word] for word in _LEFT},
         "chosen": len(made.chosen),
         "keys": made.keys,
+        "repeated_before": made.before.total(),
     }
 
 
-def _sentences(records: Records, made: Plan) -> list[str]:
+def _sentences(records: Records, made: Plan, queued: Sequence[Command]) -> list[str]:
     lines = [
         f"run {made.run}: {counted(len(made.chosen), 'effect')} of {counted(made.keys, 'key')} happen once "
         f"more, of {counted(len(records.found), 'record')} that fit"
+    ]
+    lines += [
+        f"  {count} of them have happened once more in run {run} already; --run {run} goes on with that run"
+        for run, count in sorted(made.before.items())
+    ]
+    wanted = {(found.place, found.effect_key) for found in made.chosen.values()}
+    runs = Counter(rerunning.run_of(each) for each in queued if rerunning.effects_of([each]) & wanted)
+    lines += [
+        f"  {count} of them are queued in run {run} too, and happen in both; --run {run} goes on with that"
+        for run, count in sorted(runs.items())
+        if run != made.run
     ]
     lines += [f"  {made.left[word]} left alone: {text}" for word, text in _LEFT.items() if made.left[word]]
     if records.unreadable:
@@ -301,15 +315,17 @@ def _tell(tally: Tally, facts: dict[str, Cell], form: Format) -> None:
     shown = [
         (name.replace("_", "-"), value)
         for name, value in counts.items()
-        if value or not (name == "unreadable" or name.startswith("left_"))
+        if value or not (name in {"unreadable", "repeated_before"} or name.startswith("left_"))
     ]
     emit(Table("rerun", ("field", "value"), shown), form)
     for answer in tally.notable:
         new = f", in case {answer.next_case}" if answer.next_case else ""
         say(f"effect {escaped(answer.effect_key)}: {answer.why or answer.outcome}{new}")
+    if waiting := tally.outcomes["retry_wait"]:
+        say(f"{counted(waiting, 'effect')} failed and wait for their next attempt; nobody knows yet how they end")
 
 
-def _end(tally: Tally, older: int, run: int, words: Asked) -> None:
+def _end(tally: Tally, chosen: int, older: int, run: int, words: Asked) -> None:
     left = tally.unanswered + older
     if left:
         raise IncompleteError(
@@ -317,6 +333,12 @@ def _end(tally: Tally, older: int, run: int, words: Asked) -> None:
             "that owns its partition",
             mend=f"run the same command again with --run {run} to go on; "
             f"{words.line('offsets', 'show')} tells who owns the partition",
+        )
+    if tally.sent < chosen:
+        raise IncompleteError(
+            f"{chosen - tally.sent} of {counted(chosen, 'effect')} were not asked for: their records left "
+            "the source topic meanwhile, or one before them of their keys did",
+            mend=f"run the same command again with --run {run} for what is left",
         )
     failed = tally.outcomes["quarantined"] + tally.outcomes["in_review"]
     if tally.refused == tally.sent and tally.sent:

@@ -92,6 +92,7 @@ class Plan:
         chosen: the records, by partition and offset.
         left: how many records are left alone, by a fixed word.
         keys: lanes of which something is repeated.
+        before: of the records, how many made an effect that was repeated before, by the number of that run.
     """
 
     run: int
@@ -99,6 +100,7 @@ class Plan:
     behind: dict[tuple[Partition, int], str] = field(default_factory=dict)
     left: Counter[str] = field(default_factory=Counter)
     keys: int = 0
+    before: Counter[int] = field(default_factory=Counter)
 
 
 def find(
@@ -172,6 +174,8 @@ def plan(
             word = QUEUED
         if word:
             made.left[word] += 1
+        elif effect is not None and effect.run:
+            made.before[effect.run] += 1
         # What this run has done, or failed at, stays the one before.
         if effect is not None and word != COPY and (word in {"", QUEUED} or effect.run == run):
             number = effect.sequence if by_number else each.offset
@@ -267,9 +271,9 @@ def _command(
     )
 
 
-def is_of_run(command: Command, run: int) -> bool:
-    """Whether a queued command belongs to this rerun."""
-    return command.action == "rerun" and command.repeat is not None and command.repeat.run == run
+def run_of(command: Command) -> int:
+    """The number of the rerun that a queued command belongs to; 0 when it is none of a rerun."""
+    return command.repeat.run if command.action == "rerun" and command.repeat is not None else 0
 
 
 def effects_of(queued: Sequence[Command]) -> frozenset[tuple[Partition, str]]:

@@ -1,0 +1,42 @@
+"""What `laneway rerun` says before it asks, and how it ends."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from laneway.cli.rerun import _end, _sentences
+from laneway.cli.suggested import asked
+from laneway.consumer.operations.many import Tally
+from laneway.consumer.operations.rerun import Found, Plan, Records
+from laneway.errors import IncompleteError
+from laneway.lanes.command import COMMAND_FORMAT, Command, Repeat
+
+PLACE = ("invoices", 3)
+WORDS = asked(None, None, "b:1", "g", None)
+
+
+def queued(effect_key: str, run: int) -> Command:
+    """A command of a rerun that no worker has taken yet."""
+    repeat = Repeat(effect_key, 0, run)
+    return Command(COMMAND_FORMAT, "c", "rerun", "ann", "why", "g", *PLACE, repeat=repeat)
+
+
+def test_a_second_rerun_of_the_same_is_told_before_it_is_asked_for() -> None:
+    """Who was interrupted and types no number hears that effects are about to happen twice."""
+    plan = Plan(3, {(PLACE, 0): Found(PLACE, 0, "ka", "a1")}, before=Counter({2: 1}))
+    said = "\n".join(_sentences(Records([]), plan, [queued("a1", 2), queued("a9", 2), queued("a1", 3)]))
+    assert "1 of them have happened once more in run 2 already; --run 2 goes on with that run" in said
+    assert "1 of them are queued in run 2 too, and happen in both" in said
+    assert "in run 3 too" not in said
+
+
+def test_what_could_not_be_asked_for_is_no_success() -> None:
+    """Records that left the topic between the look and the sending end the command with 5, not with 0."""
+    tally = Tally(sent=3, applied=3)
+    _end(tally, 3, 0, 7, WORDS)
+    with pytest.raises(IncompleteError, match="2 of 5 effects were not asked for") as failed:
+        _end(tally, 5, 0, 7, WORDS)
+    assert failed.value.exit_code == 5
+    assert "--run 7" in failed.value.mend

@@ -17,7 +17,7 @@ from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, Messa
 from laneway.consumer.journal import Journal
 from laneway.consumer.kafka.errors import ErrorClass, classify, kafka_errors, to_laneway
 from laneway.consumer.ownership import Ownership, resume
-from laneway.consumer.partition import Partition, State
+from laneway.consumer.partition import Partition, State, reset_line
 from laneway.consumer.profile import NO_PROFILE, Profile, Stage
 from laneway.errors import RefusedError
 from laneway.lanes.command_record import read_command
@@ -210,10 +210,15 @@ class Intake:
         if error.code() == KafkaError._PARTITION_EOF:
             self._on_end(message, place)
         elif error.code() == KafkaError._AUTO_OFFSET_RESET and place is not None:
-            place[0].failure = RefusedError(
-                "the committed offset is not in the log any more, so records may be gone unread",
+            partition, channel = place
+            by_hand = ""
+            if channel is Channel.SOURCE:
+                line = reset_line(partition.topic, partition.partition, "start")
+                by_hand = f", then set the group's offset to the log's start on purpose: {line}"
+            partition.failure = RefusedError(
+                "the offset to read next is not in the log any more, so records may be gone unread",
                 where=f"{topic}-{number}",
-                mend="look at `laneway offsets show`, then set the group's offset on purpose",
+                mend=f"look at `laneway offsets show --all`{by_hand}",
             )
         elif classify(error) in _ENDING:
             raise to_laneway(error, f"{topic}-{number}" if topic else "poll")

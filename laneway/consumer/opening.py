@@ -14,7 +14,7 @@ from typing import Protocol
 
 import msgspec
 
-from laneway.consumer.partition import Partition
+from laneway.consumer.partition import Partition, reset_line
 from laneway.errors import LedgerFormatError, RefusedError
 from laneway.lanes.frontier import reopened
 from laneway.lanes.record import Channel
@@ -152,15 +152,8 @@ class LocalOpener:
         knows, start = frontier(meta, Channel.SOURCE), partition.starts[Channel.SOURCE]
         if start <= knows:
             return
+        refuse_gone_unread(partition, meta)
         committed = partition.committed[Channel.SOURCE]
-        if committed is None:
-            raise RefusedError(
-                f"the ledger has settled up to offset {knows}, the group has no offset any more, and the log "
-                f"begins at {start}: {start - knows} positions are gone unread",
-                where=str(partition),
-                mend="find out what they held; then set the group's offset to the log's start on purpose: "
-                "`laneway offsets reset --to start`",
-            )
         if not partition.is_worker_commit or self._accept_empty_ledger:
             log.warning(
                 "%s: offsets %d to %d are passed over, as %s", partition, knows, start, partition.told_by()
@@ -184,6 +177,23 @@ class LocalOpener:
             parked_bytes=0,
             written_ms=time.time_ns() // 1_000_000,
         )
+
+
+def refuse_gone_unread(partition: Partition, meta: Meta) -> None:
+    """Refuse when the group has no offset, and the log begins behind what the ledger has settled.
+
+    With an offset it is seen before any ledger is opened.
+    """
+    knows, start = frontier(meta, Channel.SOURCE), partition.starts[Channel.SOURCE]
+    if partition.committed[Channel.SOURCE] is not None or start <= knows:
+        return
+    raise RefusedError(
+        f"the ledger has settled up to offset {knows}, the group has no offset any more, and the log "
+        f"begins at {start}: {start - knows} positions are gone unread",
+        where=str(partition),
+        mend="find out what they held; then set the group's offset to the log's start on purpose: "
+        f"{reset_line(partition.topic, partition.partition, 'start')}",
+    )
 
 
 def refuse_lost_retries(partition: Partition, meta: Meta) -> None:

@@ -27,7 +27,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from laneway.consumer.kafka.errors import ErrorClass, classify, kafka_errors, to_laneway
 from laneway.consumer.opening import Opened, Opener
-from laneway.consumer.partition import Partition, State, Unpublished, read_reset
+from laneway.consumer.partition import Partition, State, Unpublished, read_reset, reset_line
 from laneway.consumer.shape import other_count
 from laneway.consumer.topics import TopicNames
 from laneway.errors import LanewayError, LedgerError, LedgerFormatError, LedgerLockedError, RefusedError
@@ -366,7 +366,7 @@ class Ownership:
                 "that the group has passed, or its offset was set beyond the end",
                 where=f"{topic}-{number}",
                 mend="find out whether the log was cut off; then set the group's offset to the log's end on "
-                "purpose: `laneway offsets reset --to end`",
+                f"purpose: {reset_line(topic, number, 'end')}",
             )
         if committed < low:
             raise RefusedError(
@@ -374,7 +374,7 @@ class Ownership:
                 f"{low - committed} positions are gone unread",
                 where=f"{topic}-{number}",
                 mend="find out what they held; then set the group's offset to the log's start on purpose: "
-                "`laneway offsets reset --to start`",
+                f"{reset_line(topic, number, 'start')}",
             )
         return committed
 

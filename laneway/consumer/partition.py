@@ -57,6 +57,11 @@ class ResetNote(msgspec.Struct, frozen=True, rename="camel"):
 _decode_reset = msgspec.json.Decoder(ResetNote).decode
 
 
+def reset_line(topic: str, number: int, to: str) -> str:
+    """The command that sets the offset of this partition and of no other, for an error's `mend`."""
+    return f"`laneway offsets reset --to {to} --source {topic} --partition {number} --reason WHY`"
+
+
 def read_reset(metadata: str) -> ResetNote | None:
     """The note of an offset that was set by hand; None when a worker, or another client, committed it."""
     try:
@@ -109,6 +114,7 @@ class Partition:
         refused_topic: the last topic that took no forward of it, while settlements are held back for that.
         unacked: settlements whose offset, or whose forward, is still owed.
         paused: channels paused now, and why.
+        overdue: what is said of handlers that are over their time; "" when none is.
         moved_ms: when the committable source offset last moved.
         assigned_s: monotonic seconds of the assignment.
         restore: how the ledger is brought up to date with its changelog; None where it follows none.
@@ -137,6 +143,7 @@ class Partition:
         "noted_ms",
         "opens_beside_work",
         "outbox",
+        "overdue",
         "paused",
         "published",
         "refused_topic",
@@ -170,6 +177,7 @@ class Partition:
         self.refused_topic = ""
         self.unacked: list[Settlement] = []
         self.paused: dict[Channel, str] = {}
+        self.overdue = ""
         self.failure: LanewayError | None = None
         self.committed_note = ""
         self.noted_ms = 0
@@ -238,13 +246,15 @@ class Partition:
             blocked = f"{oldest.kind.name.lower()} of offset {oldest.offset} not published"
         elif not blocked and board.held_back:
             blocked = f"{board.held_back} settlements held back: {self.refused_topic} takes nothing"
+        elif not blocked:
+            blocked = board.waits_for
         note = CommitNote(
             running=board.running,
             waiting=board.in_memory,
             retries=board.retries_waiting,
             parked=board.parked,
             open_cases=board.open_cases,
-            blocked_by=blocked,
+            blocked_by="; ".join(filter(None, (blocked, self.overdue))),
             moved_ms=self.moved_ms,
         )
         return msgspec.json.encode(note).decode()

@@ -28,7 +28,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from laneway.consumer.kafka import clients
 from laneway.consumer.kafka.cluster import Cluster
 from laneway.consumer.kafka.errors import ErrorClass, classify, kafka_errors, position, to_laneway
-from laneway.consumer.opening import Opened, frontier, refuse_lost_retries
+from laneway.consumer.opening import Opened, frontier, refuse_gone_unread, refuse_lost_retries
 from laneway.consumer.partition import Partition, State
 from laneway.consumer.progress import RestoreProgress
 from laneway.consumer.settings.model import Settings
@@ -155,6 +155,7 @@ class ChangelogOpener:
                 self._refuse_empty(partition, changelog)
             else:
                 self._refuse_made_anew(partition, opening.meta, changelog)
+                refuse_gone_unread(partition, opening.meta)
             if opening.meta is not None and not self._accept_empty_ledger:
                 _refuse_left_behind(partition, opening.meta, changelog)
                 refuse_lost_retries(partition, opening.meta)

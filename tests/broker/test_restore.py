@@ -413,14 +413,15 @@ def test_a_changelog_that_a_worker_went_beyond_is_refused(scene: Scene) -> None:
     assert keys_of(ledger, "a") == ["a"]
 
 
-def test_retries_that_were_deleted_unread_are_refused(scene: Scene) -> None:
-    """A lane whose retry is gone would wait for it for ever, wherever its ledger is (case 32)."""
+@pytest.mark.parametrize(("channel", "committed"), [(Channel.RETRY, 1), (Channel.SOURCE, None)])
+def test_what_was_deleted_unread_is_refused(scene: Scene, channel: Channel, committed: int | None) -> None:
+    """Lanes would wait for ever, or lose numbers in silence, wherever the ledger is (case 32)."""
     scene.write(scene.producer(), cycle(1, "a"))
-    partition = scene.partition(committed=1)
-    partition.starts[Channel.RETRY] = 2
-    with pytest.raises(RefusedError, match="2 retries are gone unread"):
+    partition, by_hand = scene.partition(committed), scene.partition(3, by_worker=False)
+    partition.starts[channel] = by_hand.starts[channel] = 3
+    with pytest.raises(RefusedError, match=r"[23] \w+ are gone unread"):
         scene.open(partition)
-    scene.open(partition, accept_empty_ledger=True)
+    scene.open(by_hand, accept_empty_ledger=True)
 
 
 def test_a_source_that_was_made_anew_is_refused_on_any_machine(scene: Scene) -> None:

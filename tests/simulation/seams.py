@@ -64,7 +64,7 @@ def seams(current: Callable[[], World], clock: Clock) -> Iterator[None]:
         (worker_module, "ShapeWatch", _NoWatch),
         (worker_module, "threading", SimpleNamespace(Thread=_InlineThread, Event=threading.Event)),
         (worker_module, "free_bytes", lambda _: 1 << 60),
-        (overdue_module, "os", SimpleNamespace(_exit=edge.exit_now)),
+        (overdue_module, "os", SimpleNamespace(_exit=edge.exit_now, getpid=lambda: 1)),
         (worker_module, "rules_of", edge.rules),
         (worker_module, "envelope_of", edge.envelope),
         *((module, "Cluster", edge.new_cluster) for module in _ADMINISTERING),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -13,8 +14,9 @@ from laneway.cli import options
 from laneway.cli.columns import Column, age_text, counted, listed
 from laneway.cli.output import Cell, Format, Table, emit, say
 from laneway.cli.reset import reset
+from laneway.cli.suggested import WHY, Asked, asked
 from laneway.consumer.inspection import offsets as inspect_offsets
-from laneway.consumer.inspection.offsets import Standing
+from laneway.consumer.inspection.offsets import DELETED_UNREAD, Standing
 from laneway.consumer.kafka.cluster import Cluster, PartitionOffsets
 from laneway.consumer.operations import offset_file
 
@@ -55,6 +57,30 @@ _COLUMNS: tuple[Column[Standing], ...] = (
 )
 
 
+_LEADS: Final = (
+    ("lanes.max_parked_", ("lanes", "list", "--state", "parked")),
+    ("open case", ("review", "list")),
+)
+"""What tells more of a word of BLOCKED-BY."""
+
+
+def _next_commands(rows: Sequence[Standing], words: Asked, sources: Sequence[str]) -> list[str]:
+    """The lines that tell more of what blocks, or take it away; each once."""
+    found: dict[str, None] = {}
+    for row in rows:
+        blocked_by = _blocked_by(row) or ""
+        place = ("--source", row.offsets.topic) if len(sources) > 1 else ()
+        number = ("--partition", str(row.offsets.partition))
+        for word, command in _LEADS:
+            if word in blocked_by:
+                found[words.line(*command)] = None
+        if DELETED_UNREAD in blocked_by:
+            found[words.line("offsets", "reset", "--to", "start", *place, *number, "--reason", WHY)] = None
+        if "paused by " in blocked_by:
+            found[words.line("resume", *place, *number, "--reason", WHY)] = None
+    return list(found)
+
+
 @app.command(epilog="Example: laneway offsets show -b localhost:9092 -g reminders")
 def show(
     config: options.ConfigFile = None,
@@ -72,19 +98,23 @@ def show(
 
     COMMITTED is - where nothing was committed, and LAG then counts from the log's start. RUNNING,
     PARKED and BLOCKED-BY are the worker's own as of its last commit; BLOCKED-BY counts open cases too. AGE
-    is the time since the committed offset last moved, while there is lag.
+    is the time since the committed offset last moved, while there is lag. The commands below the
+    table tell more of what blocks, or take it away.
     """
     loaded = options.load_settings(
         config, sets, bootstrap=bootstrap, group=group, sources=sources, inspect=True
     )
     settings = loaded.settings
+    words = asked(config, sets, bootstrap, group, sources)
 
     def look() -> Table:
         with Cluster(settings) as cluster:
             names = inspect_offsets.sources_of(settings, cluster)
             now_ms = time.time_ns() // 1_000_000
             rows = inspect_offsets.standings(settings, cluster, names, now_ms, companions=everything)
-        return listed("offsets.show", _COLUMNS, rows, output, {"group": settings.group})
+        table = listed("offsets.show", _COLUMNS, rows, output, {"group": settings.group})
+        lines = _next_commands([row for row in rows if row.offsets.topic in names], words, names)
+        return replace(table, lists={"next_commands": lines} if lines or output is not Format.TABLE else {})
 
     options.show(look, output, watch)
 

@@ -28,6 +28,7 @@ class FakeGroup:
 
     counts: dict[str, int]
     commits: dict[Partition, Committed] = field(default_factory=dict)
+    starts: dict[Partition, int] = field(default_factory=dict)
     ends: dict[Partition, int] = field(default_factory=dict)
     members: Group | None = EMPTY
     asked: list[Partition] = field(default_factory=list)
@@ -52,11 +53,12 @@ class FakeGroup:
         return {each: self.commits.get(each) for each in partitions}
 
     def offsets(self, group: str, partitions: Sequence[Partition]) -> tuple[PartitionOffsets, ...]:
-        """Logs that start at 0."""
+        """Logs that start at 0, where nothing else was said."""
         found = []
         for place, at in self.committed(group, partitions).items():
             offset, metadata = (at.offset, at.metadata) if at else (None, "")
-            found.append(PartitionOffsets(*place, offset, 0, self.ends.get(place, 0), metadata))
+            log = self.starts.get(place, 0), self.ends.get(place, 0)
+            found.append(PartitionOffsets(*place, offset, *log, metadata))
         return tuple(found)
 
 
@@ -136,6 +138,26 @@ def test_counts_in_memory_go_with_their_worker() -> None:
     cluster.ends = {("invoices", 0): 4}
     (row,) = standings(settings(), cluster, ["invoices"], now_ms=61_000)
     assert (row.blocked_by, row.age_ms) == ("", None)
+
+
+def test_what_retention_took_unread_is_told() -> None:
+    """A log that begins behind the committed offset says so, once nobody has the records in hand any more."""
+    place = ("invoices", 0)
+    cluster = FakeGroup({"invoices": 1}, commits={place: Committed(4, NOTE)}, ends={place: 10})
+    cluster.starts[place] = 7
+    (row,) = standings(settings(), cluster, ["invoices"], now_ms=61_000)
+    assert row.blocked_by == f"offsets 4 to 6 were deleted unread; {NO_OWNER}; disk; 1 open case"
+    # A worker that has them in hand still does what they say.
+    cluster.members = member(place)
+    cluster.commits[place] = Committed(4, '{"waiting":2}')
+    (row,) = standings(settings(), cluster, ["invoices"], now_ms=61_000)
+    assert row.blocked_by == ""
+    cluster.commits[place] = Committed(4, '{"blockedBy":"paused by ann: a move"}')
+    (row,) = standings(settings(), cluster, ["invoices"], now_ms=61_000)
+    assert row.blocked_by == "offsets 4 to 6 were deleted unread; paused by ann: a move"
+    cluster.starts[place] = 4
+    (row,) = standings(settings(), cluster, ["invoices"], now_ms=61_000)
+    assert "deleted" not in row.blocked_by
 
 
 def test_open_cases_at_their_bound_are_said_once_behind_no_owner() -> None:

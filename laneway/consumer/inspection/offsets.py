@@ -20,6 +20,7 @@ from laneway.consumer.topics import Kind, TopicNames, topic_names
 from laneway.errors import RefusedError, TopicError
 
 NO_OWNER: Final = "no member owns it"
+DELETED_UNREAD: Final = "were deleted unread"
 
 _decode_note = msgspec.json.Decoder(CommitNote).decode
 
@@ -144,6 +145,10 @@ def _standing(offsets: PartitionOffsets, owner: Member | None, now_ms: int, *, t
         if note is not None:
             # What lay in the memory of a worker went with it; what is parked stays.
             note = msgspec.structs.replace(note, running=0, waiting=0)
+    committed, in_hand = offsets.committed, note.waiting if note is not None else 0
+    if committed is not None and committed < offsets.start and not in_hand:
+        gone = f"offsets {committed} to {offsets.start - 1} {DELETED_UNREAD}"
+        blocked_by = "; ".join(filter(None, (gone, blocked_by)))
     known = note is not None and note.moved_ms > 0 and offsets.lag > 0
     age_ms = max(0, now_ms - note.moved_ms) if known and note is not None else None
     return Standing(offsets, note, owner, blocked_by, age_ms)

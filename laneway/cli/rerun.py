@@ -322,7 +322,7 @@ def _tell(tally: Tally, facts: dict[str, Cell], form: Format) -> None:
         new = f", in case {answer.next_case}" if answer.next_case else ""
         say(f"effect {escaped(answer.effect_key)}: {answer.why or answer.outcome}{new}")
     if waiting := tally.outcomes["retry_wait"]:
-        say(f"{counted(waiting, 'effect')} failed and wait for their next attempt; nobody knows yet how they end")
+        say(f"{counted(waiting, 'effect')} failed and wait for their next attempt; how they end shows later")
 
 
 def _end(tally: Tally, chosen: int, older: int, run: int, words: Asked) -> None:

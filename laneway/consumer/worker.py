@@ -200,7 +200,7 @@ class Worker:
             while not self._stopping and failure is None:
                 self._turn()
                 self._watchdog.turned()
-                failure = self._ownership.failure() or self._shape.failure
+                failure = self._ownership.failure() or self._shape.failure or self._life.failure()
         except LanewayError as error:
             failure = error
         self._profile.stop()

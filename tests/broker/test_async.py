@@ -17,6 +17,27 @@ from tests.broker.worker_process import WorkerProcess, create_companions, settin
 from tests.waiting import eventually
 
 TIMEOUT_MS = 400
+ENDS = """
+import asyncio
+from laneway import Delivery, Pipeline
+
+pipeline = Pipeline()
+went_wrong = asyncio.Event()
+
+async def renew():
+    await went_wrong.wait()
+    raise ConnectionError("hunter2")
+
+@pipeline.lifespan
+async def token():
+    async with asyncio.TaskGroup() as group:
+        group.create_task(renew())
+        yield
+
+@pipeline.handler
+async def handle(delivery: Delivery[object]) -> None:
+    went_wrong.set()
+"""
 
 
 def test_permits_through_async_handlers(
@@ -72,3 +93,21 @@ def test_an_async_handler_over_its_time_is_cancelled(
         worker.stop()
         assert "over lanes.handler_timeout_ms" not in worker.stderr(), "cancelled in time is not overdue"
     check_lane_order(recording.read_runs(runs_dir))
+
+
+def test_a_lifespan_that_ends_in_the_middle_ends_the_worker(
+    kafka: KafkaBroker, cluster: Cluster, names: Names, tmp_path: Path
+) -> None:
+    """Its pools are closed, so the worker settles what ran and ends with 1; it says which class ended it."""
+    cluster.create_topic(names.source, 1)
+    settings = settings_of(kafka.bootstrap, names, tmp_path / "state")
+    create_companions(settings, tmp_path)
+    (tmp_path / "app.py").write_text(ENDS)
+    cluster.produce(names.source, [recording.event("a", 1)])
+    with WorkerProcess(tmp_path / "app.py:pipeline", settings, directory=tmp_path / "w") as worker:
+        worker.start()
+        assert worker.wait(60) == 1
+        assert "the lifespan has ended" in worker.stderr()
+        assert "ConnectionError" in worker.stderr()
+        assert "hunter2" not in worker.stderr()
+    assert cluster.committed(names.group, names.source) == {0: 1}

@@ -14,6 +14,7 @@ from laneway import Delivery, Pipeline
 from laneway.consumer.running.life import Life
 from laneway.errors import LanewayError
 from tests.consumer.pools import DEADLINE_S, collect, pool_of, run_of
+from tests.waiting import eventually
 
 Told = list[tuple[str, str]]
 
@@ -152,3 +153,36 @@ def test_what_handlers_still_use_is_not_closed() -> None:
         lives.close(DEADLINE_S)
         assert [what for what, _ in told] == ["enter"]
         go.set()
+
+
+def test_a_lifespan_that_ends_in_the_middle_ends_the_worker() -> None:
+    """A background task of its own fails, and closes the pools: the worker must not go on without them."""
+    pipeline: Pipeline[Any] = Pipeline()
+
+    async def renew() -> None:
+        raise ValueError("4711-PRIVATE")
+
+    @pipeline.lifespan
+    async def pool_and_token() -> AsyncIterator[None]:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(renew())
+            yield
+
+    @pipeline.handler
+    async def handle(delivery: Delivery[Any]) -> None: ...
+
+    with pool_of(pipeline) as pool:
+        lives = Life(pipeline.life, pool)
+        assert lives.failure() is None
+        lives.open(never)
+
+        def is_seen() -> bool:
+            failure = lives.failure()
+            assert failure is not None
+            assert "builtins.ValueError" in failure.what
+            assert "4711-PRIVATE" not in str(failure)
+            assert "pool_and_token" in failure.where
+            return True
+
+        eventually(is_seen, DEADLINE_S, "the end of the lifespan")
+        lives.close(DEADLINE_S)

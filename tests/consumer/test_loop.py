@@ -16,7 +16,16 @@ from laneway import Delivery, Pipeline, TemporaryFailure
 from laneway.consumer.running.loop import BLOCKED_MS, GRACE_MS
 from laneway.consumer.workers import FORKED
 from laneway.lanes.verdict import Outcome, Retry, Review
-from tests.consumer.pools import DEADLINE_S, collect, now_ms, pool_of, run_of, settings, verdicts
+from tests.consumer.pools import (
+    DEADLINE_S,
+    collect,
+    now_ms,
+    pipeline_of,
+    pool_of,
+    run_of,
+    settings,
+    verdicts,
+)
 from tests.waiting import eventually
 
 RUN_AGAIN = Outcome(Retry("handler-timeout"), "handler-timeout")
@@ -274,3 +283,43 @@ def test_a_handler_that_stops_the_loop_stops_nobody() -> None:
     with pool_of(pipeline) as pool:
         pool.submit([run_of("a", 2), run_of("b", 2)])
         assert all(verdicts(run) == ["Ack", "Ack"] for run in collect(pool, 2))
+
+
+@pytest.mark.parametrize("kind", ["async", "async batch"])
+def test_a_handler_that_cancels_everybody_loses_nobody(kind: str) -> None:
+    """What is cancelled before it began comes back unstarted; its lane does not wait for ever."""
+    reached: list[str] = []
+
+    async def handle(delivery: Delivery[Any]) -> None:
+        reached.append(delivery.effect_key)
+        if len(reached) == 1:
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                task.cancel()
+
+    with pool_of(pipeline_of(kind, handle, max_size=1)) as pool:
+        pool.submit([run_of(lane) for lane in "abc"])
+        ended = collect(pool, 3)
+        assert next(run for run in ended if verdicts(run) == ["Ack"]).lane == "a"
+        assert sorted(run.lane for run in ended if run.unstarted()) == ["b", "c"]
+        assert (reached, pool.in_hand, pool.busy) == (["a:1"], 0, 0)
+        assert all(run.started_ms == 0 for run in ended)
+
+
+def test_a_handler_that_cancels_itself_meets_the_next_record_with_nothing() -> None:
+    """It answered, so it is believed; what stands behind it in its run comes back and runs in its turn."""
+    pipeline: Pipeline[Any] = Pipeline()
+
+    @pipeline.handler
+    async def handle(delivery: Delivery[Any]) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        if delivery.sequence == 1:
+            task.cancel()
+        else:
+            await asyncio.sleep(0)
+
+    with pool_of(pipeline) as pool:
+        pool.submit([run_of("a", 2)])
+        (run,) = collect(pool, 1)
+        assert verdicts(run) == ["Ack"]
+        assert len(run.unstarted()) == 1

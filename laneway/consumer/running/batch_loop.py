@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from laneway.consumer.running.batching import Batch, Batching
@@ -23,6 +23,11 @@ class BatchJob(Job):
     def __init__(self, batch: Batch) -> None:
         super().__init__([run for run, _ in batch.runs])
         self.batch = batch
+
+    def unbegun(self) -> Sequence[Run]:
+        """See `Job`; with the runs that were over before any handler could see them."""
+        over, _ = self.batch.end([None] * len(self.batch.deliveries))
+        return over
 
 
 class BatchLoop(LoopPool):

@@ -69,6 +69,17 @@ class Life:
                 mend="mend what it opens, then start again; nothing was read",
             ) from error
 
+    def failure(self) -> LanewayError | None:
+        """Why the worker must end: what its handlers share is closed. None while all is well."""
+        if self._lived is None or not self._lived.done():
+            return None
+        error = None if self._lived.cancelled() else self._lived.exception()
+        return LanewayError(
+            f"the lifespan has ended while handlers may need what it has closed ({_named(error)})",
+            where="" if self._lifespan is None else self._lifespan.name,
+            mend="mend what ended it (a task group ends with the first task that fails), then start again",
+        )
+
     def close(self, timeout_s: float) -> None:
         """Leave it, if it was entered and no handler can still need it."""
         if self._pool.busy:
@@ -91,3 +102,11 @@ class Life:
                 stack.enter_context(manager)
             self._entered.set_result(None)
             await self._leave.wait()
+
+
+def _named(error: BaseException | None) -> str:
+    """The class of an error, and of those in it; never a message."""
+    if error is None:
+        return "cancelled"
+    inner = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+    return ", ".join(class_name(each) for each in inner) or class_name(error)

@@ -65,6 +65,10 @@ class Job:
         self.is_cut = False
         self.task: asyncio.Task[None] | None = None
 
+    def unbegun(self) -> Sequence[Run]:
+        """Its runs, when it is over before it began: they come back as they are."""
+        return self.runs
+
 
 class LoopPool(ABC):
     """The loop, its thread, and what every kind of job needs. Public methods are the owner thread's.
@@ -286,8 +290,10 @@ class LoopPool(ABC):
             self._news.set()
 
     def _look(self) -> None:
-        """Cancel what is over its time."""
+        """Cancel what is over its time, and give back what somebody else has cancelled before it began."""
         now_ms = self._turned_ms = self._clock()
+        for job in [job for job in self._jobs if job.task is not None and job.task.done()]:
+            self._ended(job, job.unbegun())
         for job in self._jobs:
             if job.started_ms and not job.is_cut and now_ms - job.started_ms > self._timeout_ms:
                 job.is_cut = True
@@ -376,7 +382,9 @@ class RunLoop(LoopPool):
                 outcome = self._failed(error)
             self._answered(job)
             outcomes.append(outcome)
-            if type(outcome.verdict) is not Ack:
+            assert job.task is not None
+            # A handler that has cancelled its own task must not meet the next one with it.
+            if type(outcome.verdict) is not Ack or job.task.cancelling():
                 break
         run.started_ms = 0
         self._ended(job, job.runs)

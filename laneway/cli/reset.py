@@ -65,6 +65,7 @@ _COLUMNS: Final[tuple[Column[_Row], ...]] = (
     _of("reviewed"),
     _of("unreadable"),
     _of("lost_at"),
+    _of("gone"),
     Column("gap_keys", lambda row: None if row.seen is None else list(row.seen.gaps)[:KEPT], ""),
     _of("gaps_now"),
     Column(
@@ -253,11 +254,18 @@ def _sentences(moves: Sequence[Move], seen: Mapping[Partition, Foreseen]) -> Ite
 
 
 def _said(move: Move, look: Foreseen) -> Iterator[str]:
+    if look.gone:
+        yield (
+            f"deleted unread below {move.log.start}: {counted(look.gone, 'position')}, LOST whatever it was; "
+            "where numbers are contiguous, a key that misses one opens a gap when its next record comes"
+        )
     if move.after <= move.origin:
         yield from _of_going_back(look)
     else:
         yield from _of_going_forward(look)
-    if look.frontier is not None and look.frontier < min(move.after, move.origin):
+    # What lies below the log's start is told of already.
+    edge = look.frontier if move.before is None else min(move.before, move.origin)
+    if look.frontier is not None and edge is not None and look.frontier < min(move.after, edge):
         yield (
             f"the ledger ends at {look.frontier}: what lies between is unknown to it and counts as done from "
             "then on"
@@ -294,13 +302,14 @@ def _of_going_back(look: Foreseen) -> Iterator[str]:
 
 
 def _of_going_forward(look: Foreseen) -> Iterator[str]:
-    if not look.lost:
+    lost = look.lost - look.gone
+    if not lost:
         yield "nothing is lost: all that is passed over is settled"
         return
     places = ", ".join(str(offset) for offset in look.lost_at[:5])
     yield (
-        f"{counted(look.lost, 'unsettled record')} passed over and LOST once a worker has started "
-        f"({places}{', ...' if look.lost > 5 else ''})"
+        f"{counted(lost, 'unsettled record')} passed over and LOST once a worker has started "
+        f"({places}{', ...' if lost > 5 else ''})"
     )
     if look.gaps:
         named = ", ".join(f"{escaped(key)} misses {number}" for key, number in list(look.gaps.items())[:3])

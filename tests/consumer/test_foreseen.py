@@ -109,6 +109,7 @@ def look(
     after: int,
     *,
     limit: int = 1000,
+    start: int = 0,
     **lanes: Any,
 ) -> Foreseen:
     """What is foreseen of a move in a log."""
@@ -116,7 +117,7 @@ def look(
     rows = "".join(f"{name} = {msgspec.json.encode(value).decode()}\n" for name, value in lanes.items())
     toml.write_text(f'bootstrap = "b:1"\ngroup = "g"\nsources = ["s"]\n[lanes]\n{rows}')
     settings = load(toml, env={}).settings
-    move = Move(PLACE, before, after, Watermarks(0, len(log.records)), after_worker=bool(ledger))
+    move = Move(PLACE, before, after, Watermarks(start, len(log.records)), after_worker=bool(ledger))
     found = touched(settings, [move], limit=limit, timeout_s=1, read=log)
     part = Part(found)
     for key, value in ledger.items():
@@ -159,6 +160,22 @@ def test_forward_over_what_is_settled(tmp_path: Path) -> None:
     """Nothing is lost of what the ledger has settled beyond the committed offset."""
     seen = look(tmp_path, FORWARD, known(ChannelMark(7), lane("a", 4)), 2, 7)
     assert (seen.lost, seen.gaps) == (0, {})
+
+
+def test_what_was_deleted_unread_is_lost(tmp_path: Path) -> None:
+    """Positions that the log begins behind count as lost, but for those that the ledger has settled."""
+    for ledger, before, gone in (
+        (known(ChannelMark(2, ((3, 4),)), lane("a", 2), lane("b", 1)), 2, 3),
+        (known(ChannelMark(4), lane("a", 2)), 2, 2),
+        (known(ChannelMark(2), lane("a", 2)), None, 4),
+        ({}, 2, 4),
+        ({}, None, 0),
+        (known(ChannelMark(7), lane("a", 2)), 2, 0),
+    ):
+        seen = look(tmp_path, FORWARD, ledger, before, 6, start=6)
+        assert (seen.gone, seen.lost, seen.lost_at, seen.again) == (gone, gone, [], 0), (ledger, before)
+    seen = look(tmp_path, FORWARD, known(ChannelMark(2), lane("a", 2)), 2, 8, start=6)
+    assert (seen.gone, seen.lost, seen.lost_at) == (4, 6, [6, 7])
 
 
 def test_back_below_the_frontier(tmp_path: Path) -> None:

@@ -119,8 +119,9 @@ class Foreseen:
         suppressed: of those, the ones that run nothing: settled, or a duplicate.
         runs: of those, the ones that the handler would get.
         parked, reviewed, unreadable: of those, what became of the rest.
-        lost: records that nothing has settled and that nobody will read any more.
-        lost_at: the first of their offsets.
+        lost: records that nothing has settled and that nobody will read any more; `gone` is a part of it.
+        lost_at: the first of their offsets, as far as there is something to read at them.
+        gone: positions that were deleted before anybody read them, so nobody knows what they held.
         gaps: by key, the lowest number that its lane would wait for in vain.
         gaps_now: how many of those lanes have a later record in the log already.
         closed, opened: cases that records which are read again would close and open.
@@ -137,6 +138,7 @@ class Foreseen:
     unreadable: int = 0
     lost: int = 0
     lost_at: list[int] = field(default_factory=list)
+    gone: int = 0
     gaps: dict[str, int] = field(default_factory=dict)
     gaps_now: int = 0
     closed: list[str] = field(default_factory=list)
@@ -230,6 +232,7 @@ class _Look:
         self._result = Foreseen(
             frontier=None if mark is None else mark.frontier, unread=found.unread[move.place]
         )
+        self._result.gone = self._result.lost = _gone(move, mark)
         self._trial = Trial(
             Home(settings.group, topic, number),
             rules,
@@ -308,3 +311,11 @@ class _Look:
             return case.sequence in self._missing.get(case.lane, ())
         low, high = sorted((move.after, move.origin))
         return low <= case.offset < high
+
+
+def _gone(move: Move, mark: ChannelMark | None) -> int:
+    """How many positions are not in the log any more, and not settled either."""
+    known = [each for each in (move.before, None if mark is None else mark.frontier) if each is not None]
+    low, high = max(known, default=move.log.start), move.log.start
+    settled = () if mark is None else mark.settled
+    return max(0, high - low - sum(max(0, min(end, high) - max(start, low)) for start, end in settled))

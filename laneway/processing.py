@@ -40,6 +40,7 @@ _MAX_CHAIN: Final = 5
 
 _UNKNOWN_VERSION: Final = Outcome(Reject("unknown-contract-version"), "unknown-contract-version")
 _UNCLASSIFIED: Final = Review("unclassified-failure", "")
+_NO_SUCCESS: Final = (BaseException, Retry, Reject, Review)
 
 _log = logging.getLogger("laneway")
 
@@ -169,6 +170,10 @@ class Processor:
         return self._outcome(answer)
 
     def _outcome(self, answer: object) -> Outcome:
+        if isinstance(answer, type) and issubclass(answer, _NO_SUCCESS):
+            # Meant as one of its kind, whatever that says: it must not pass for a success.
+            _log.error("the handler returned the class %s; next: raise, or return, one of it", name_of(answer))
+            answer = TypeError("a class for an answer")
         # As `asyncio.gather(..., return_exceptions=True)` answers: to acknowledge that would lose the effect.
         return self.failed(answer) if isinstance(answer, BaseException) else _outcome(answer)
 
@@ -227,8 +232,16 @@ class Processor:
         # At the bound further kinds of failure are no longer explained here; their cases still are kept.
         if mark and mark not in self._seen and len(self._seen) < _MAX_FINGERPRINTS:
             self._seen.add(mark)
-            _log.warning("%s (%s), first seen here:\n%s", outcome.cause, mark, "\n".join(_frames(error)))
+            frames = "\n".join(_frames(error))
+            _log.warning("%s (%s), first seen here:\n%s", _in_words(outcome), mark, frames)
         return outcome
+
+
+def _in_words(outcome: Outcome) -> str:
+    """What an exception meant, with the handler author's own words for why, if there are any."""
+    verdict = outcome.verdict
+    why = "" if isinstance(verdict, Ack) else verdict.reason
+    return outcome.cause if why in ("", outcome.cause) else f"{outcome.cause}: {why}"
 
 
 def _outcome(answer: object) -> Outcome:

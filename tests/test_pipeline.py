@@ -251,6 +251,35 @@ def test_frames_are_logged_once_and_without_the_message(caplog: pytest.LogCaptur
     assert PRIVATE not in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("signal", "words"),
+    [
+        (Unavailable(reason="the bank is down"), "unavailable: the bank is down ("),
+        (Unavailable(), "unavailable ("),
+        (TemporaryFailure("calendar-down"), "temporary-failure: calendar-down ("),
+    ],
+    ids=repr,
+)
+def test_a_dependency_that_is_down_is_logged_by_its_name_once(
+    caplog: pytest.LogCaptureFixture, signal: Exception, words: str
+) -> None:
+    """The worker's log has what the handler missed, in its own words, and the place in the code."""
+
+    def fail(delivery: Delivery[Any]) -> None:
+        raise signal
+
+    pipeline: Pipeline[Any] = Pipeline(payload=Reminder)
+    pipeline.handler(fail)
+    processor = pipeline.compile()
+    with caplog.at_level(logging.WARNING, "laneway"):
+        for _ in range(3):
+            signal.__traceback__ = None
+            processor.process(record(), "invoices", 0, 0)
+    (message,) = caplog.messages
+    assert message.startswith(words)
+    assert f"{__file__}:" in message
+
+
 # The payload
 
 

@@ -171,7 +171,9 @@ class Board:
             found[Channel.SOURCE] = found[Channel.RETRY] = why
         elif self._breaker.is_open and self._lanes.may_start:
             # With nothing left in memory that could try it, what is read next must.
-            found[Channel.SOURCE] = "a dependency is unavailable to many lanes; one at a time tries it"
+            found[Channel.SOURCE] = (
+                f"a dependency is unavailable to many lanes{self._why}; one at a time tries it"
+            )
         elif ledger.open_cases >= rules.max_open_cases:
             found[Channel.SOURCE] = f"{ledger.open_cases} open cases (lanes.max_open_cases_per_partition)"
         elif ledger.parked_bytes >= rules.max_parked_bytes:
@@ -261,7 +263,7 @@ class Board:
     def _wait(self, work: Work, wait: Wait, now_ms: int) -> None:
         until_ms = now_ms + wait.retry_after_ms
         self._lanes.rest(work, until_ms)
-        self._breaker.unavailable(work.lane, until_ms, now_ms)
+        self._breaker.unavailable(work.lane, until_ms, now_ms, wait.reason)
 
     def _give_back(self, work: Work, rest: Sequence[Record]) -> None:
         """Records that no handler has finished stand in front of their lane again."""
@@ -320,6 +322,20 @@ class Board:
     def in_memory(self) -> int:
         """Records in memory that are not settled, or held back; of retries only those that are due."""
         return self._books.in_memory + self._books.held_back
+
+    @property
+    def waits_for(self) -> str:
+        """What is said of lanes that rest because a dependency is unavailable to them; "" when none does."""
+        resting = self._lanes.resting
+        if not resting:
+            return ""
+        lanes = "1 lane waits" if resting == 1 else f"{resting} lanes wait"
+        return f"{lanes} for a dependency that is unavailable{self._why}"
+
+    @property
+    def _why(self) -> str:
+        reason = self._breaker.reason
+        return f" ({reason})" if reason not in ("", "unavailable") else ""
 
     @property
     def in_memory_bytes(self) -> int:

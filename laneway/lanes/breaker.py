@@ -13,9 +13,12 @@ class Breaker:
 
     Args:
         lanes: so many different lanes, with no other answer between, open it.
+
+    Attributes:
+        reason: what the last one said that found it unavailable while it was closed.
     """
 
-    __slots__ = ("_asked_ms", "_lanes", "_limit", "_probe", "_probe_at_ms", "since_ms")
+    __slots__ = ("_asked_ms", "_lanes", "_limit", "_probe", "_probe_at_ms", "reason", "since_ms")
 
     def __init__(self, lanes: int) -> None:
         self._limit = lanes
@@ -24,6 +27,7 @@ class Breaker:
         self._probe_at_ms = 0
         self._asked_ms = 0
         self.since_ms = 0
+        self.reason = ""
 
     @property
     def is_open(self) -> bool:
@@ -35,9 +39,11 @@ class Breaker:
         """Whether any lane waits; while none does, an answer is no news."""
         return bool(self._lanes)
 
-    def unavailable(self, lane: str, until_ms: int, now_ms: int) -> None:
-        """A handler says that nothing can be done before that time."""
+    def unavailable(self, lane: str, until_ms: int, now_ms: int, reason: str = "") -> None:
+        """A handler says that nothing can be done before that time, and why."""
         self._lanes.add(lane)
+        if not self.is_open:
+            self.reason = reason
         if not self.is_open and len(self._lanes) >= self._limit:
             self.since_ms = max(1, now_ms)
         if self.is_open:

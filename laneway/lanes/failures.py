@@ -110,7 +110,7 @@ def classify(error: BaseException, temporary: tuple[type[BaseException], ...]) -
         return Outcome(Review(reason, bounded(error.required_check)), "review-requested", name, mark)
     if isinstance(error, Unavailable):
         return Outcome(
-            Wait(error.retry_after_ms, bounded(error.reason) or "unavailable"), "unavailable", name
+            Wait(error.retry_after_ms, bounded(error.reason) or "unavailable"), "unavailable", name, mark
         )
     if isinstance(error, temporary):
         return Outcome(Retry("temporary-failure"), "temporary-failure", name, mark)

@@ -166,6 +166,11 @@ class Lanes:
         """When the first lane has rested; None when none rests."""
         return self._resting.next_due_ms
 
+    @property
+    def resting(self) -> int:
+        """How many lanes rest."""
+        return len(self._resting)
+
     def await_commit(self, work: Work) -> None:
         """Look at this lane again after the next commit."""
         self._behind_commit[work.lane] = work

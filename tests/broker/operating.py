@@ -49,7 +49,7 @@ def handle(delivery: Delivery[Note]) -> str:
         raise ValueError("a bug")
     if text == "needs the bank" and (HERE / "bank-is-down").exists():
         write("asked", delivery)
-        raise Unavailable(retry_after_ms=200)
+        raise Unavailable(retry_after_ms=200, reason="the bank is down")
     if text == "is refused" and not (HERE / "release-is-fixed").exists():
         raise PermanentFailure("refused")
     if text == "asks" and delivery.attempt == 1:

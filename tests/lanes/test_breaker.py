@@ -8,7 +8,7 @@ from laneway.lanes.breaker import Breaker
 from laneway.lanes.failures import Unavailable, classify, invalid_payload
 from laneway.lanes.record import Channel, Record
 from laneway.lanes.settling import Rules
-from laneway.lanes.verdict import ACK, Outcome
+from laneway.lanes.verdict import ACK, Outcome, Wait
 from tests.lanes.cases import LATER, POISON, UNKNOWN
 from tests.lanes.driver import always
 from tests.lanes.operated import Operated
@@ -109,6 +109,29 @@ def test_an_outage_blocks_the_source_and_probes_once_a_time() -> None:
     driver.rest()
     assert sorted(driver.effects()) == sorted([f"{lane}{n}" for lane in LANES for n in (1, 2)] + ["z1"])
     driver.check_at_rest()
+
+
+@pytest.mark.parametrize(
+    ("reason", "why"),
+    [("the bank is down", " (the bank is down)"), ("unavailable", "")],
+    ids=["told", "untold"],
+)
+def test_who_waits_for_a_dependency_is_told_in_words(reason: str, why: str) -> None:
+    """A person reads how many lanes wait, and for what, in the handler's own words."""
+    driver = Operated(handler=always(Outcome(Wait(1000, reason), "unavailable")))
+    assert driver.board.waits_for == ""
+    driver.produce("a", 1)
+    driver.turn()
+    assert driver.board.waits_for == f"1 lane waits for a dependency that is unavailable{why}"
+    driver.produce("b", 1)
+    driver.turn()
+    assert driver.board.waits_for == f"2 lanes wait for a dependency that is unavailable{why}"
+    assert Channel.SOURCE not in driver.board.blocked()
+    for lane in "cdefg":
+        driver.produce(lane, 1)
+    driver.turn()
+    words = driver.board.blocked()[Channel.SOURCE]
+    assert words == f"a dependency is unavailable to many lanes{why}; one at a time tries it"
 
 
 @pytest.mark.parametrize("verdict", [ACK, LATER, POISON, UNKNOWN], ids=["ack", "retry", "reject", "unknown"])

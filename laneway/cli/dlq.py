@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from typing import Annotated, Final
@@ -168,7 +168,7 @@ def list_(
     loaded = options.load_settings(
         config, sets, bootstrap=bootstrap, group=group, sources=sources, inspect=True
     )
-    settings = loaded.settings
+    settings, words = loaded.settings, asked(config, sets, bootstrap, group, sources)
     if reason is not None and group_by is not None:
         raise UsageError("--reason and --group-by do not go together", mend="give one of them")
     facts: dict[str, Cell] = {"group": settings.group}
@@ -190,9 +190,20 @@ def list_(
         strangers = sum(not letter.ours for letter in found.letters)
         if strangers:
             say(f"{strangers} of these records were not written by this group, so nothing is known of them")
-        return listed("dlq.list", _columns(_now_ms()), found.letters, output, facts)
+        table = listed("dlq.list", _columns(_now_ms()), found.letters, output, facts)
+        return replace(table, lists={"next_commands": _further(found.letters, words)})
 
     options.show(look, output, watch)
+
+
+def _further(found: Sequence[DeadLetter], words: Asked) -> list[str]:
+    """The commands that tell more of the newest letter and of its case, or of what was not refused."""
+    if not found:
+        say("no record was rejected")
+        return [words.line("review", "list")]
+    newest = found[0]
+    case = [words.line("review", "show", newest.case_id)] if newest.case_id else []
+    return [words.line("dlq", "show", newest.letter_id), *case]
 
 
 @app.command(epilog="Example: laneway dlq show invoices.reminders.dlq/3@17 -b localhost:9092 -g reminders")

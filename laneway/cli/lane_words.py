@@ -15,7 +15,7 @@ from laneway.lanes.lane import Hold, HoldKind, Lane, Pause
 from laneway.lanes.record import is_lane_of_one
 
 _NOTHING_HOLDS: Final = "As of the last commit nothing holds it:"
-_IN_HAND: Final = "What a worker has in hand is not known here; `offsets show` tells RUNNING"
+_IN_HAND: Final = "What a worker has in hand is not known here; `offsets show` tells RUNNING and BLOCKED-BY"
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ def next_words(standing: Standing) -> str:
 
 
 def next_commands(standing: Standing, words: Asked) -> list[str]:
-    """The lines that would move it, ready to be pasted."""
+    """The lines that would move it, or tell whether a worker has it in hand; ready to be pasted."""
     partition = ("--partition", str(standing.partition))
     found = []
     if standing.partition_pause is not None:
@@ -158,4 +158,4 @@ def next_commands(standing: Standing, words: Asked) -> list[str]:
             found += words.resolving(case.case_id, case.actions, first)
     if standing.lane.hold is not None and standing.lane.hold.kind is HoldKind.RETRY:
         found.append(words.line("retry", "list"))
-    return found
+    return found or [words.line("offsets", "show")]

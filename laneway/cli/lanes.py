@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Final
@@ -20,7 +20,7 @@ from laneway.cli.lane_words import Standing, next_commands, next_words, states, 
 from laneway.cli.ledger import FromTopic, Partitions, StateDirOption
 from laneway.cli.ledger_places import Answers
 from laneway.cli.output import Format, Table, emit, say
-from laneway.cli.suggested import asked
+from laneway.cli.suggested import Asked, asked
 from laneway.consumer.inspection.lanes import (
     KeyStory,
     StandingLanes,
@@ -120,6 +120,7 @@ def list_(
     stored. Where the ledgers are looked for is the same as of `ledger lookup`.
     """
     least_ms = _age(older)
+    words = asked(config, sets, bootstrap, group, sources)
     last: list[Answers[StandingLanes]] = []
 
     def look() -> Table:
@@ -154,11 +155,20 @@ def list_(
         if len(rows) > limit:
             say(f"{limit} of {len(rows)} lanes; --limit {len(rows)} shows the others")
         facts = {**answers.facts, "lanes": len(rows), "paused_partitions": pauses}
-        return listed("lanes.list", _columns(now_ms), rows[:limit], output, facts)
+        table = listed("lanes.list", _columns(now_ms), rows[:limit], output, facts)
+        return replace(table, lists={"next_commands": [_further(rows, words)]})
 
     options.show(look, output, watch)
     if watch is None:
         last[0].refuse_if_incomplete()
+
+
+def _further(rows: Sequence[_Row], words: Asked) -> str:
+    """The command that tells more: of the first lane, else of records that no ledger knows yet."""
+    if not rows:
+        say("no ledger knows of a key that waits")
+        return words.line("offsets", "show")
+    return words.line("lanes", "explain", sequence_key_of(rows[0].name) or effect_key_of(rows[0].name) or "")
 
 
 def _age(text: str | None) -> int | None:
@@ -334,8 +344,10 @@ def explain(
     answers.refuse_if_incomplete()
     if not standings:
         names = answers.names
+        further = asked(config, sets, bootstrap, group, sources).line("offsets", "show")
         say(
-            f"no record of this key is known to {len(names)} {answers.ledgers}: {', '.join(names)}"
+            f"no record of this key is known to {len(names)} {answers.ledgers}: {', '.join(names)}; "
+            f"one that has not run is not known yet: `{further}` tells whether records wait, and for what"
             if names
             else "not found: there is no store to look in"
         )

@@ -6,7 +6,8 @@ What decides them, `resolve`, has a file of its own.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Annotated, Final
 
@@ -15,7 +16,7 @@ import typer
 from laneway.cli import options
 from laneway.cli.columns import Column, age_text, counted, detailed, instant_text, listed
 from laneway.cli.output import Cell, Format, Table, emit, say
-from laneway.cli.suggested import Asked, asked
+from laneway.cli.suggested import WHY, Asked, asked
 from laneway.consumer.inspection import offsets as inspect_offsets
 from laneway.consumer.inspection import topics as inspect_topics
 from laneway.consumer.inspection.cases import CaseBook
@@ -70,6 +71,7 @@ def _columns(now_ms: int, *, resolved: bool) -> tuple[Column[ReviewNews], ...]:
         Column("case", lambda news: news.case_id),
         Column("state", _state, hidden),
         Column("reason", lambda news: news.reason),
+        Column("cause", lambda news: news.cause or None),
         Column("key", lambda news: news.sequence_key),
         Column("sequence", lambda news: news.sequence if news.sequence_key is not None else None),
         Column("effect_key", lambda news: news.effect_key or None, ""),
@@ -80,7 +82,6 @@ def _columns(now_ms: int, *, resolved: bool) -> tuple[Column[ReviewNews], ...]:
         Column("partition", lambda news: news.partition),
         Column("offset", lambda news: news.offset),
         Column("holds", lambda news: news.holds),
-        Column("cause", lambda news: news.cause or None, ""),
         Column("note", lambda news: news.note or None, ""),
         Column("fingerprint", lambda news: news.fingerprint or None, ""),
         Column("required_check", lambda news: news.required_check, ""),
@@ -140,6 +141,8 @@ def list_(
     if reason is not None and reason not in REASONS:
         raise UsageError(f"{reason!r} is no reason of a case", mend=f"there are {', '.join(sorted(REASONS))}")
 
+    words = asked(config, sets, bootstrap, group, sources)
+
     def wanted(news: ReviewNews) -> bool:
         return (reason is None or news.reason == reason) and (
             key is None or key in (news.sequence_key, news.effect_key)
@@ -157,9 +160,29 @@ def list_(
             say(f"{len(shown)} of {len(cases)} open cases; --limit {len(cases)} shows the others")
         facts: dict[str, Cell] = {"group": loaded.settings.group, "open": len(cases)}
         columns = _columns(_now_ms(), resolved=everything)
-        return listed("review.list", columns, shown, output, facts)
+        table = listed("review.list", columns, shown, output, facts)
+        return replace(table, lists={"next_commands": _further(cases, words)})
 
     options.show(look, output, watch)
+
+
+def _further(cases: Sequence[ReviewNews], words: Asked) -> list[str]:
+    """The commands that tell more of the first case, or of what waits for no person; or decide like cases."""
+    if not cases:
+        say("no case is open")
+        return [words.line("lanes", "list"), words.line("offsets", "show")]
+    found = [words.line("review", "show", cases[0].case_id)]
+    alike = Counter((each.reason, each.cause, each.fingerprint) for each in cases if _may_replay(each))
+    for (reason, cause, fingerprint), count in alike.most_common(1):
+        if count > 1:
+            say(f"{count} of {len(cases)} open cases have one cause: {reason} ({cause})")
+            many = ("--where", f"reason={reason}", "--where", f"fingerprint={fingerprint}")
+            found.append(words.line("review", "resolve", *many, "--action", "replay", "--reason", WHY))
+    return found
+
+
+def _may_replay(news: ReviewNews) -> bool:
+    return bool(news.fingerprint) and "replay" in news.actions
 
 
 @app.command(epilog="Example: laneway review show sequence-gap-0123456789ab -b localhost:9092 -g reminders")

@@ -172,7 +172,7 @@ class Processor:
     def _outcome(self, answer: object) -> Outcome:
         if isinstance(answer, type) and issubclass(answer, _NO_SUCCESS):
             # Meant as one of its kind, whatever that says: it must not pass for a success.
-            _log.error("the handler returned the class %s; next: raise, or return, one of it", name_of(answer))
+            _log.error("the handler returned the class %s; next: raise or return one of it", name_of(answer))
             answer = TypeError("a class for an answer")
         # As `asyncio.gather(..., return_exceptions=True)` answers: to acknowledge that would lose the effect.
         return self.failed(answer) if isinstance(answer, BaseException) else _outcome(answer)

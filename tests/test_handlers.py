@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from laneway import Ack, Delivery, Pipeline, Retry
+from laneway import Ack, Delivery, Pipeline, Reject, Retry, Review, TemporaryFailure
 from laneway.errors import AppImportError
 from laneway.lanes.record import Channel, Record
 from laneway.lanes.verdict import Outcome
@@ -53,6 +53,20 @@ def test_a_returned_exception_is_no_ack() -> None:
 
     outcome = asyncio.run(pipeline.compile().process_async(_record(), "t", 0, 0))
     assert outcome.verdict == Retry("temporary-failure")
+
+
+@pytest.mark.parametrize("kind", [TemporaryFailure, ValueError, Retry, Reject, Review])
+def test_a_class_for_an_answer_is_no_ack(kind: type, caplog: pytest.LogCaptureFixture) -> None:
+    """`return TemporaryFailure` says that it failed, if not how: a person looks, and the log says why."""
+    pipeline: Pipeline[Any] = Pipeline()
+
+    @pipeline.handler
+    def handle(delivery: Delivery[Any]) -> Any:
+        return kind
+
+    outcome = pipeline.compile().process(_record(), "t", 0, 0)
+    assert (type(outcome.verdict), outcome.cause) == (Review, "unclassified-failure")
+    assert f"returned the class {kind.__qualname__}" in caplog.text
 
 
 def test_handler_and_batch_handler_are_one_too_many() -> None:

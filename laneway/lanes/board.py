@@ -66,7 +66,7 @@ class Board:
         self._settling = Settling(home, rules)
         self._epoch = epoch
         self._owner = owner
-        self._handed_before = _handed_before(opening, writer, rules.hand_over_slack)
+        self._handed_before = _handed_before(opening, rules.hand_over_slack)
         books = Books(
             view,
             opening,
@@ -179,7 +179,9 @@ class Board:
         elif ledger.parked_bytes >= rules.max_parked_bytes:
             found[Channel.SOURCE] = f"{ledger.parked_bytes} bytes (lanes.max_parked_bytes_per_partition)"
         elif self._books.full_lanes:
-            found[Channel.SOURCE] = f"a lane parks {rules.max_parked_per_lane} (lanes.max_parked_per_lane)"
+            found[Channel.SOURCE] = (
+                f"a lane parks {rules.max_parked_per_lane} or more (lanes.max_parked_per_lane)"
+            )
         return found
 
     # -- what goes to the handlers
@@ -387,16 +389,17 @@ class Board:
         return self._books.frontiers[channel].frontier
 
 
-def _handed_before(opening: Opening, writer: str, slack: int) -> dict[Channel, int]:
+def _handed_before(opening: Opening, slack: int) -> dict[Channel, int]:
     """By channel, the highest offset that a handler may have been given before this ownership.
 
     Args:
-        slack: a process elsewhere can have handed over so many offsets more than its last cycle says.
+        slack: a process elsewhere can have handed over so many offsets more than the last cycle says. It may
+            have been there although that cycle is our own: it died before it made one.
     """
     marks = dict(opening.handed_over)
     meta = opening.meta
-    if meta is not None and meta.writer != writer:
-        # A channel that its last cycle says nothing of may have been handed over from since.
+    if meta is not None:
+        # A channel that the last cycle says nothing of may have been handed over from since.
         for channel in Channel:
             marks[channel] = max(marks.get(channel, -1), meta.handed_over.get(channel, -1) + slack)
     return marks

@@ -170,8 +170,12 @@ class Driver:
 
     # -- ownership
 
-    def open(self) -> None:
-        """A new owner: it knows what the ledger and the group's offsets say, and nothing else."""
+    def open(self, writer: str = "") -> None:
+        """A new owner: it knows what the ledger and the group's offsets say, and nothing else.
+
+        Args:
+            writer: a process that owned the partition before; else a new one.
+        """
         self.epoch += 1
         opening = self.ledger.opening()
         self.outbox = dict(opening.outbox)
@@ -185,7 +189,7 @@ class Driver:
             self.ledger,
             opening,
             epoch=self.epoch,
-            writer=f"writer-{self.epoch}",
+            writer=writer or f"writer-{self.epoch}",
             starts=dict(self.committed),
         )
         self.position = dict(self.committed)

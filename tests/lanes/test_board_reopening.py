@@ -132,6 +132,20 @@ def test_where_another_machine_may_follow_nothing_runs_before_the_first_commit()
     assert [(act.sequence, act.redelivered) for act in driver.acts] == [(1, True)]
 
 
+def test_who_comes_back_after_another_owner_left_no_trace_marks_what_that_one_had() -> None:
+    """The last cycle is its own, and yet somebody may have been there meanwhile and died early (S21)."""
+    driver = Driver(Rules(hand_over_slack=10))
+    driver.settle()
+    driver.open(writer="elsewhere")
+    driver.produce_many("a", 1)
+    driver.poll()
+    assert len(driver.hand_out()) == 1
+    driver.ledger = driver.ledger.crash(lose_unsynced=True)
+    driver.open(writer="writer-1")
+    driver.rest()
+    assert [(act.sequence, act.redelivered) for act in driver.acts] == [(1, True)]
+
+
 def test_a_follower_that_was_never_seen_before_its_release_is_marked_when_it_comes_back() -> None:
     """Parked unseen, released, handed out, killed: now it is redelivered, before that it was not (S21)."""
     driver = Driver()

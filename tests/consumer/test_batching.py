@@ -7,11 +7,14 @@ import logging
 import random
 import threading
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from laneway import BatchFailed, Delivery, PermanentFailure, Pipeline, Retry, TemporaryFailure, Unavailable
+from laneway.consumer.running.batch_loop import BatchLoop
+from laneway.consumer.running.batch_threads import BatchThreads
 from laneway.consumer.running.batching import Batch, Batching
 from laneway.handlers import BatchLimits
 from laneway.lanes.run import Run
@@ -149,6 +152,26 @@ def test_what_is_told_to_stop_leaves_at_once() -> None:
     batching.put([run_of("c"), run_of("d")])
     assert keys(batching.take()) == ["staying:1", "c:1", "d:1"]
     assert batching.take_back(only_stopped=False) == []
+
+
+@pytest.mark.parametrize("kind", ["batch", "async batch"])
+def test_what_is_told_to_stop_between_two_batches_leaves_at_once(kind: str) -> None:
+    """4.5: it was in no batch when it was told, and not yet among those that wait: it waits no longer."""
+    pipeline = pipeline_of(kind, lambda delivery: None, max_size=3, max_wait_ms=50_000)
+    with pool_of(pipeline) as pool:
+        assert isinstance(pool, BatchThreads | BatchLoop)
+        pair, put = [run_of("a", 2), run_of("b", 2)], pool._batching.put
+
+        def put_too_late(runs: Sequence[Run]) -> int:
+            if runs[0].outcomes:
+                for run in pair:
+                    run.stop = True
+                pool.recall()
+            return put(runs)
+
+        pool._batching.put = put_too_late  # type: ignore[method-assign]
+        pool.submit([*pair, run_of("c")])
+        assert [verdicts(run) for run in collect(pool, 3)] == [["Ack"]] * 3
 
 
 def test_a_batch_without_anything_to_run_is_over() -> None:

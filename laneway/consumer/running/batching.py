@@ -111,7 +111,11 @@ class Batching:
         now_ms = self._clock()
         with self._lock:
             for run in runs:
-                self._waiting.append((now_ms, run))
+                if run.stop:
+                    # Told so when it was no longer in a batch and not yet here: nobody asks again.
+                    self._waiting.appendleft((now_ms - self.limits.max_wait_ms, run))
+                else:
+                    self._waiting.append((now_ms, run))
                 self._records += self._share(run)
             return self._records // self.limits.max_size
 

@@ -64,10 +64,17 @@ def handler_of(function: object, batch: BatchLimits | None = None) -> Handler:
     """
     takes, written = ("deliveries", "list[Delivery[Model]]") if batch else ("delivery", "Delivery[Model]")
     if not callable(function) or isinstance(function, type):
-        raise AppImportError(f"a handler is a function, not {name_of(function)}")
+        raise AppImportError(
+            f"a handler is a function, not {name_of(function)}",
+            mend=f"write @pipeline.handler over `def handle({takes}: {written})`",
+        )
     called = called_by(function)
     if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
-        raise AppImportError("a handler returns, it does not yield", where=name_of(function))
+        raise AppImportError(
+            "a handler returns, it does not yield: nobody would run the body of this generator",
+            where=name_of(function),
+            mend="return the result key or a verdict, and take out the `yield`",
+        )
     is_async = inspect.iscoroutinefunction(called)
     try:
         signature = inspect.signature(function)

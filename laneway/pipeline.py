@@ -77,7 +77,10 @@ class Pipeline(Generic[T]):
         decode: Decode | None = None,
     ) -> None:
         if decode is not None and not callable(decode):
-            raise AppImportError("Pipeline(decode=) takes a function from bytes to an object")
+            raise AppImportError(
+                "Pipeline(decode=) takes a function from bytes to an object",
+                mend="write `def decode(value: bytes) -> object` and name it: Pipeline(decode=decode)",
+            )
         if isinstance(payload, Mapping):
             for pair in payload:
                 _check_pair(pair)

@@ -25,7 +25,7 @@ from tests.waiting import eventually
 
 PARTITIONS = 6
 KILLS = 3
-EFFECTS_BEFORE_A_KILL = 200
+EFFECTS_BEFORE_A_KILL = 60
 THREADS = 4
 
 

@@ -203,14 +203,15 @@ def test_an_import_that_fails_inside_says_where(setup: Setup) -> None:
     refusal.says("not_installed_anywhere", f"{setup.directory / 'broken.py'}:2", code=2)
 
 
-def test_an_async_handler_is_refused_until_it_works(setup: Setup) -> None:
-    """An async handler: exit 2 at import, naming the function, never a coroutine that nobody awaits."""
+@pytest.mark.parametrize("kind", ["def", "async def"])
+def test_a_generator_as_a_handler_is_refused(setup: Setup, kind: str) -> None:
+    """A handler that yields: exit 2 at import, naming the function, never a body that nobody runs."""
     (setup.directory / "later.py").write_text(
         "from laneway import Pipeline\npipeline = Pipeline()\n\n"
-        "@pipeline.handler\nasync def handle(delivery):\n    return None\n"
+        f"@pipeline.handler\n{kind} handle(delivery):\n    yield None\n"
     )
     refusal = setup.run(app="later:pipeline")
-    refusal.says("async", "later.py:4", code=2)
+    refusal.says("generator", "later.py:4", code=2)
 
 
 @pytest.mark.parametrize("name", ["builtins.TimeOutError", "nowhere.Error", "builtins.len"])

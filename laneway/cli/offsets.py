@@ -78,6 +78,8 @@ def _next_commands(rows: Sequence[Standing], words: Asked, sources: Sequence[str
             found[words.line("offsets", "reset", "--to", "start", *place, *number, "--reason", WHY)] = None
         if "paused by " in blocked_by:
             found[words.line("resume", *place, *number, "--reason", WHY)] = None
+    if not found and any(row.note and (row.note.parked or row.note.retries) for row in rows):
+        found[words.line("lanes", "list")] = None
     return list(found)
 
 

@@ -160,7 +160,9 @@ def test_offsets_show_as_text(story: Story) -> None:
     """Design 5: the columns by name, in their order; a member is its client id and host."""
     said = story.asked("offsets", "show")
     assert (said.code, said.err) == (0, "")
-    heading, first, _ = said.out.splitlines()
+    table, _, further = said.out.partition("\nNEXT-COMMANDS\n")
+    assert further.startswith("laneway review list ")
+    heading, first, _ = table.splitlines()
     columns = "TOPIC PARTITION COMMITTED LOG-START LOG-END LAG RUNNING PARKED BLOCKED-BY AGE MEMBER"
     assert heading.split() == columns.split()
     member = f"laneway-{story.names.group}/127.0.0.1" if story.phase == "live" else "-"

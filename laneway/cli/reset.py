@@ -17,7 +17,7 @@ from laneway.consumer.inspection import offsets as inspect_offsets
 from laneway.consumer.kafka.cluster import Cluster, Partition
 from laneway.consumer.operations import offset_file
 from laneway.consumer.operations import reset as resetting
-from laneway.consumer.operations.foreseen import KEPT, Foreseen, Part, foreseen, touched
+from laneway.consumer.operations.foreseen import KEPT, Foreseen, Part, foreseen, outdated, touched
 from laneway.consumer.operations.reset import Goal, Move, Written
 from laneway.consumer.settings.model import Settings
 from laneway.errors import LanewayError, RefusedError, UnreachableError, UsageError
@@ -208,7 +208,7 @@ def _look(
     """What each move comes to.
 
     Raises:
-        RefusedError: a worker has committed where no ledger is to be found.
+        RefusedError: a worker has committed where no ledger is to be found, or beyond the one that is.
     """
     found = touched(settings, moves, limit=limit, timeout_s=timeout_s)
     config, sets, bootstrap, group, state_dir = given
@@ -237,6 +237,12 @@ def _look(
         raise RefusedError(
             "a worker has committed here, and its ledger is not to be found",
             where=", ".join(f"{topic}-{number}" for topic, number in lacking[:KEPT]),
+        )
+    for (topic, number), end in outdated(moves, parts).items():
+        raise RefusedError(
+            f"a worker has committed beyond this ledger, which ends at {end}: it is an old one, and what has "
+            "happened since would happen twice",
+            where=f"{topic}-{number}",
         )
     return foreseen(settings, moves, found, parts, timeout_s=timeout_s)
 

@@ -176,6 +176,10 @@ def test_an_old_ledger_has_a_way_out(cluster: Cluster, names: Names, tmp_path: P
         at.worker.start()
         assert at.worker.wait() == 4
         nobody(at)
+        said = move(at, "--to", "start")
+        assert said.code == 4
+        assert "it is an old one" in said.err
+        assert committed(at) == 3
         said = move(at, "--to", "+0")
         assert said.code == 0
         assert "the ledger ends at 2" in said.err

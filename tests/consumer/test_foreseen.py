@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from laneway.consumer.kafka.cluster import Partition, Watermarks
-from laneway.consumer.operations.foreseen import Foreseen, Part, foreseen, touched
+from laneway.consumer.operations.foreseen import Foreseen, Part, Touched, foreseen, outdated, touched
 from laneway.consumer.operations.reset import Move
 from laneway.consumer.preview.preview import Batches
 from laneway.consumer.settings.load import load
@@ -176,6 +177,20 @@ def test_what_was_deleted_unread_is_lost(tmp_path: Path) -> None:
         assert (seen.gone, seen.lost, seen.lost_at, seen.again) == (gone, gone, [], 0), (ledger, before)
     seen = look(tmp_path, FORWARD, known(ChannelMark(2), lane("a", 2)), 2, 8, start=6)
     assert (seen.gone, seen.lost, seen.lost_at) == (4, 6, [6, 7])
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "by_worker", "ends"),
+    [(9, 2, True, 4), (9, 8, True, 4), (9, 9, True, None), (4, 2, True, None), (9, 2, False, None)],
+)
+def test_back_with_an_old_ledger(before: int, after: int, by_worker: bool, ends: int | None) -> None:
+    """What a worker did with another ledger would happen twice; what was passed over by hand would not."""
+    part = Part(Touched({}, {}, set(), set()))
+    for key, value in known(ChannelMark(4)).items():
+        part.take(key, value)
+    move = Move(PLACE, before, after, Watermarks(0, 9), after_worker=True, by_worker=by_worker)
+    assert outdated([move], {PLACE: part}).get(PLACE) == ends
+    assert outdated([move], {}) == {}
 
 
 def test_back_below_the_frontier(tmp_path: Path) -> None:

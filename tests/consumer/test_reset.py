@@ -134,6 +134,15 @@ def test_what_stands_beside_the_offset() -> None:
     assert read_reset("of another client") is None
 
 
+def test_whose_offset_it_is_that_is_moved() -> None:
+    """A worker's own has a ledger that goes as far; one that was set by hand, or another client, has not."""
+    cluster = FakeCluster()
+    moves = planned(cluster, "g", ["s"], [], goal_of("end"))
+    assert [move.by_worker for move in moves] == [True, False, False]
+    reset.write(cluster, "g", moves, "ann", "why")
+    assert not any(move.by_worker for move in planned(cluster, "g", ["s"], [], goal_of("start")))
+
+
 def test_what_was_not_written_is_noticed() -> None:
     """Case 40: success is what was read back, whatever the answer to the write said."""
     cluster = FakeCluster()

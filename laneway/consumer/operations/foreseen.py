@@ -152,6 +152,22 @@ class Foreseen:
         return len({*self.closed, *self.about}) + self.opened
 
 
+def outdated(moves: Sequence[Move], parts: Mapping[Partition, Part]) -> Mapping[Partition, int]:
+    """Ledgers that end below what a worker has committed, and below which nobody may go back: where they end.
+
+    What happened since is known to another one. Read again with this one, it would happen twice.
+    """
+    found = {}
+    for move in moves:
+        part = parts.get(move.place)
+        mark = None if part is None or part.meta is None else part.meta.marks.get(Channel.SOURCE)
+        if mark is None or not move.by_worker or move.before is None:
+            continue
+        if move.after < move.before and mark.frontier < move.before:
+            found[move.place] = mark.frontier
+    return found
+
+
 def touched(
     settings: Settings, moves: Sequence[Move], *, limit: int, timeout_s: float, read: Read = batches_of
 ) -> Touched:

@@ -93,6 +93,7 @@ class Move:
         before: what was committed; None where nothing was.
         after_worker: a worker has committed there before, so a ledger has to exist.
         remark: where the goal lay outside the log, "".
+        by_worker: it was a worker who committed `before`, so its ledger has settled as much.
     """
 
     place: Partition
@@ -101,6 +102,7 @@ class Move:
     log: Watermarks
     after_worker: bool
     remark: str = ""
+    by_worker: bool = False
 
     @property
     def origin(self) -> int:
@@ -160,7 +162,8 @@ def planned(
         found = committed[place]
         before = None if found is None else found.offset
         after, remark = _target(goal, place, before, log, at)
-        moves.append(Move(place, before, after, log, _is_after_worker(found), remark))
+        by_worker = found is not None and bool(found.metadata) and read_reset(found.metadata) is None
+        moves.append(Move(place, before, after, log, _is_after_worker(found), remark, by_worker))
     return moves
 
 

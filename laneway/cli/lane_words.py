@@ -14,6 +14,12 @@ from laneway.lanes.effect import Effect, EffectState
 from laneway.lanes.lane import Hold, HoldKind, Lane, Pause
 from laneway.lanes.record import is_lane_of_one
 
+_MEANING: Final = {
+    "outcome-unknown": "its handler began, and nobody here knows whether effect {effect} happened",
+    "effect-conflict": "another record has claimed effect {effect} with another payload",
+}
+"""What stands behind a reason that names no cause."""
+
 _NOTHING_HOLDS: Final = "As of the last commit nothing holds it:"
 _IN_HAND: Final = "What a worker has in hand is not known here; `offsets show` tells RUNNING and BLOCKED-BY"
 
@@ -119,11 +125,9 @@ def _held(hold: Hold, standing: Standing, now_ms: int) -> str:
         at = instant_text(hold.due_ms)
         return f"{record} failed ({hold.reason}); attempt {hold.attempt} is {due}, at {at}"
     case = standing.case
-    said = (
-        [each for each in (case.cause, case.note) if each not in ("", hold.reason)]
-        if case is not None
-        else []
-    )
+    said = [_MEANING.get(hold.reason, "").format(effect=case.effect_key)] if case is not None else []
+    said += [case.cause, case.note] if case is not None else []
+    said = [each for each in said if each not in ("", hold.reason)]
     cause = f" ({': '.join(said)})" if said else ""
     attempts = f" after {case.attempts} attempts" if case is not None and case.attempts > 1 else ""
     return f"{record} waits for a person{attempts}: {hold.reason}{cause}"

@@ -117,7 +117,7 @@ def list_(
     """List the keys that do not move, the longest waiting first; `lanes explain KEY` tells all of one.
 
     Held: waits for a missing sequence, a retry, or a person. Paused: by an operator. Parked: has followers
-    stored. Where the ledgers are looked for is the same as of `ledger lookup`.
+    stored; with --state parked those with the most come first. Where the ledgers are looked for is the same as of `ledger lookup`.
     """
     least_ms = _age(older)
     words = asked(config, sets, bootstrap, group, sources)
@@ -150,6 +150,8 @@ def list_(
                 and (least_ms is None or now_ms - (since_ms_of(lane) or now_ms) >= least_ms)
             ]
         rows.sort(key=lambda row: (since_ms_of(row.lane) or now_ms, row.name, row.partition))
+        if state is State.PARKED:
+            rows.sort(key=lambda row: -row.lane.parked)
         for sentence in pauses:
             say(sentence)
         if len(rows) > limit:

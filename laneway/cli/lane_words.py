@@ -20,6 +20,9 @@ _MEANING: Final = {
 }
 """What stands behind a reason that names no cause."""
 
+_LATE_MS: Final = 60_000
+"""A retry that is due for so long is no longer just about to run."""
+
 _NOTHING_HOLDS: Final = "As of the last commit nothing holds it:"
 _IN_HAND: Final = "What a worker has in hand is not known here; `offsets show` tells RUNNING and BLOCKED-BY"
 
@@ -133,13 +136,18 @@ def _held(hold: Hold, standing: Standing, now_ms: int) -> str:
     return f"{record} waits for a person{attempts}: {hold.reason}{cause}"
 
 
-def next_words(standing: Standing) -> str:
+def next_words(standing: Standing, now_ms: int) -> str:
     """What a person does now."""
     if standing.partition_pause is not None or standing.lane.pause is not None:
         return "Resume it when its reason is gone."
     hold = standing.lane.hold
     if hold is None:
         return "Decide the other cases." if standing.loose else "Nothing."
+    if hold.kind is HoldKind.RETRY and now_ms - hold.due_ms > _LATE_MS:
+        return (
+            "It should have run. If `retry list` has it, its worker is busy or down; if not, its retry was "
+            "deleted from the topic, and the key stays held."
+        )
     if hold.kind is HoldKind.RETRY:
         return "Nothing: it runs by itself when it is due."
     if hold.kind is HoldKind.GAP:

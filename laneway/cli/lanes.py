@@ -215,7 +215,7 @@ def _details(now_ms: int) -> tuple[Column[Standing], ...]:
         Column("parked", lambda standing: standing.lane.parked, None, _parked_words),
         Column("parked_bytes", lambda standing: standing.lane.parked_bytes, ""),
         Column("other_cases", lambda standing: [case.case_id for case in standing.loose]),
-        Column("next", next_words),
+        Column("next", lambda standing: next_words(standing, now_ms)),
     )
 
 

@@ -195,12 +195,17 @@ def test_a_held_record_is_explained(owned: list[Ledger], capsys: pytest.CaptureF
     assert json.loads(capsys.readouterr().out)["items"][0]["payload"] == CANARY.decode()
 
 
-def test_a_retry_needs_nobody(owned: list[Ledger], capsys: pytest.CaptureFixture[str]) -> None:
-    """A key that waits for its retry says when it is due, and that nothing is to be done."""
+def test_a_retry_needs_nobody(
+    owned: list[Ledger], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A key that waits for its retry says when it is due, and that nothing is to be done; until it is late."""
     document, _ = told(capsys, "explain", "retry")
     [row] = document["items"]
     assert row["why"].startswith("Sequence 3 failed (temporary); attempt 2 is due in 9h")
     assert row["next"] == "Nothing: it runs by itself when it is due."
+    monkeypatch.setattr("laneway.cli.lanes._now_ms", lambda: NOW_MS + 10 * HOUR_MS + 61_000)
+    [row] = told(capsys, "explain", "retry")[0]["items"]
+    assert "If `retry list` has it, its worker is busy or down" in row["next"]
 
 
 def test_a_free_key_tells_what_it_did_last(owned: list[Ledger], capsys: pytest.CaptureFixture[str]) -> None:

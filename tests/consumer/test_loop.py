@@ -8,13 +8,15 @@ import logging
 import os
 import threading
 import time
+from collections import deque
 from typing import Any
 
 import pytest
 
 from laneway import Delivery, Pipeline, TemporaryFailure
-from laneway.consumer.running.loop import BLOCKED_MS, GRACE_MS
+from laneway.consumer.running.loop import BLOCKED_MS, GRACE_MS, RunLoop
 from laneway.consumer.workers import FORKED
+from laneway.lanes.run import Run
 from laneway.lanes.verdict import Outcome, Retry, Review
 from tests.consumer.pools import (
     DEADLINE_S,
@@ -303,6 +305,35 @@ def test_a_handler_that_cancels_everybody_loses_nobody(kind: str) -> None:
         assert sorted(run.lane for run in ended if run.unstarted()) == ["b", "c"]
         assert (reached, pool.in_hand, pool.busy) == (["a:1"], 0, 0)
         assert all(run.started_ms == 0 for run in ended)
+
+
+def test_what_a_recall_has_in_its_hands_is_not_forgotten() -> None:
+    """A run that stays is taken out and put back; should the last job end meanwhile, it starts all the same."""
+    pipeline: Pipeline[Any] = Pipeline()
+    goes_on = threading.Event()
+
+    @pipeline.handler
+    async def handle(delivery: Delivery[Any]) -> None:
+        while not goes_on.is_set():
+            await asyncio.sleep(0.001)
+
+    class InHands(deque[Run]):
+        """What waits, and a recall that is slow."""
+
+        def popleft(self) -> Run:
+            run = super().popleft()
+            if threading.current_thread() is threading.main_thread():
+                goes_on.set()
+                eventually(lambda: not pool.busy, DEADLINE_S, "the end of the last job")
+            return run
+
+    with pool_of(pipeline, settings(max_running=1)) as pool:
+        assert isinstance(pool, RunLoop)
+        pool._waiting = InHands()
+        pool.submit([run_of("a"), run_of("b")])
+        eventually(lambda: pool.busy, DEADLINE_S, "the first")
+        pool.recall()
+        assert [verdicts(run) for run in collect(pool, 2)] == [["Ack"], ["Ack"]]
 
 
 def test_a_handler_that_cancels_itself_meets_the_next_record_with_nothing() -> None:

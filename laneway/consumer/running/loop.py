@@ -299,6 +299,8 @@ class LoopPool(ABC):
                 job.is_cut = True
                 assert job.task is not None
                 job.task.cancel()
+        # A recall may have had in its hands what was looked for here when the last job ended.
+        self._start()
         self.loop.call_later(self._look_s, self._look)
 
     def _answered(self, job: Job) -> None:

@@ -47,7 +47,7 @@ _LEADS_ON = re.compile(
 )
 _VARIES: Final = (
     (re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d+)?Z?"), "TIME"),
-    (re.compile(r"\b\d+(?:ms|s|m|h|d)\b"), "AGE"),
+    (re.compile(r"\b(?:\d+(?:ms|[smhd]))+\b"), "AGE"),
     (re.compile(r"\b[0-9a-f]{12}\b"), "HEX"),
     (re.compile(r"\s+"), " "),
 )
@@ -110,8 +110,8 @@ class Night:
         for step in self.steps[CURE]:
             said = self._type(step.line)
             assert said.code == 0, (step.line, said)
-            missing = _missing(step.says, self.shown(said, payload="--show-payload" in step.line))
-            assert missing is None, (step.line, missing, said)
+            absent = missing(step.says, self.shown(said, payload="--show-payload" in step.line))
+            assert absent is None, (step.line, absent, said)
             reads(said.out)
 
     def again(self) -> None:
@@ -136,8 +136,8 @@ class Night:
 
         def same() -> str:
             text = self.shown(self._type(step.line))
-            missing = _missing(step.says, text)
-            assert missing is None, f"no line {missing!r} in\n{text}"
+            absent = missing(step.says, text)
+            assert absent is None, f"no line {absent!r} in\n{text}"
             return text or "\n"
 
         words = f"what {self.name} shows of {step.line or 'the log'}"
@@ -167,13 +167,16 @@ def leads_to(night: Night, cause: str, opening: Sequence[str] = OPENING) -> None
     Args:
         cause: a pattern of the words that tell it.
     """
+    said: dict[str, str] = {}
     for line in opening:
         heard: list[str] = []
         seen: set[str] = set()
         further = {line}
         while further and len(seen) < MAX_LOOKS and not any(re.search(cause, text) for text in heard):
             seen |= further
-            news = [night.shown(typed(*night.words(each))) for each in sorted(further)]
+            for each in sorted(further - said.keys()):
+                said[each] = night.shown(typed(*night.words(each)))
+            news = [said[each] for each in further]
             heard += news
             further = {each.strip() for text in news for each in _LEADS_ON.findall(text)} - seen
         assert any(re.search(cause, text) for text in heard), (
@@ -207,7 +210,7 @@ def accounted(at: Desk, key: str, ran: Sequence[str], dropped: Mapping[int, str]
     assert {each["sequence"] for each in known if each["state"] != "succeeded"} <= set(dropped), known
 
 
-def _missing(says: Sequence[str], text: str) -> str | None:
+def missing(says: Sequence[str], text: str) -> str | None:
     """The first line of a page that is not among those that were said, in this order."""
     lines = iter([_plain(line) for line in text.splitlines()])
     for line in says:

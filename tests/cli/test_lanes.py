@@ -198,7 +198,7 @@ def test_a_held_record_is_explained(owned: list[Ledger], capsys: pytest.CaptureF
 def test_a_retry_needs_nobody(
     owned: list[Ledger], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A key that waits for its retry says when it is due, and that nothing is to be done; until it is late."""
+    """A key that waits for its retry says when it is due, and that nothing is to be done, until late."""
     document, _ = told(capsys, "explain", "retry")
     [row] = document["items"]
     assert row["why"].startswith("Sequence 3 failed (temporary); attempt 2 is due in 9h")

@@ -183,7 +183,9 @@ class Workers:
                 if run.stop:
                     self._done.append(run)
                 else:
-                    source.append(run)
+                    # For any thread: its own may have looked while the run was here, and sleep by now.
+                    self._waiting.append(run)
+        self._wake(len(self._waiting))
         if self._done:
             self._tell()
 

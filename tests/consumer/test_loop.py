@@ -308,7 +308,7 @@ def test_a_handler_that_cancels_everybody_loses_nobody(kind: str) -> None:
 
 
 def test_what_a_recall_has_in_its_hands_is_not_forgotten() -> None:
-    """A run that stays is taken out and put back; should the last job end meanwhile, it starts all the same."""
+    """A run that stays is taken out and put back; when the last job ends meanwhile, it starts."""
     pipeline: Pipeline[Any] = Pipeline()
     goes_on = threading.Event()
 

@@ -6,7 +6,8 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -51,6 +52,24 @@ def pool(
         yield workers
     finally:
         assert workers.stop(DEADLINE_S)
+
+
+class InHands(deque[Run]):
+    """What a thread has taken, and an owner that is slow to put it back.
+
+    Args:
+        meanwhile: called while the owner has a run in its hands.
+    """
+
+    def __init__(self, runs: Iterable[Run], meanwhile: Callable[[], None]) -> None:
+        super().__init__(runs)
+        self._meanwhile = meanwhile
+
+    def popleft(self) -> Run:
+        run = super().popleft()
+        if threading.current_thread() is threading.main_thread():
+            self._meanwhile()
+        return run
 
 
 def collect(workers: Workers, count: int) -> list[Run]:
@@ -284,3 +303,28 @@ def test_a_thread_that_is_stuck_does_not_hold_the_process() -> None:
         named = [thread for thread in threading.enumerate() if thread.name.startswith("laneway-worker-")]
         assert len(named) >= 2
         assert all(thread.daemon for thread in named)
+
+
+def test_what_a_recall_has_in_its_hands_is_not_forgotten() -> None:
+    """A run that stays is taken out and put back; should its thread have gone to sleep, another runs it."""
+    goes_on, entered = threading.Event(), threading.Event()
+
+    def process(record: Record, *_: object) -> Outcome:
+        entered.set()
+        assert goes_on.wait(DEADLINE_S)
+        return ACK
+
+    with pool(process, threads=1) as workers:
+        workers._record_s = 1e-6  # both in one chunk
+        workers.submit([run_of("a"), run_of("b")])
+        assert entered.wait(DEADLINE_S)
+        (slot,) = workers._slots
+        assert len(slot.taken) == 1
+
+        def its_thread_sleeps() -> None:
+            goes_on.set()
+            eventually(lambda: slot in workers._idle, DEADLINE_S, "the thread to sleep")
+
+        slot.taken = InHands(slot.taken, its_thread_sleeps)
+        workers.recall()
+        assert {run.lane for run in collect(workers, 2)} == {"a", "b"}

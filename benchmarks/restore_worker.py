@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 
 from benchmarks.subject import no_op, worker_settings
-from laneway.consumer.collector import calm_collector
+from laneway.consumer.interpreter import tune_interpreter
 from laneway.consumer.partition import Partition
 from laneway.consumer.start import build_worker
 
@@ -125,7 +125,7 @@ def main() -> int:
 
         for target in (sample, stop):
             threading.Thread(target=target, daemon=True).start()
-        calm_collector()
+        tune_interpreter()
         worker.run()
     return 0
 

@@ -29,7 +29,7 @@ from benchmarks.subject import worker_settings
 from laneway import Delivery, Pipeline
 from laneway.consumer import topics
 from laneway.consumer.background import DaemonExecutor
-from laneway.consumer.collector import calm_collector
+from laneway.consumer.interpreter import tune_interpreter
 from laneway.consumer.kafka import clients
 from laneway.consumer.kafka.cluster import Cluster as Admin
 from laneway.consumer.transactions import Fate, Transactions
@@ -270,7 +270,7 @@ class Round:
 def _rounds(settle: Settle) -> list[Round]:
     encoded = values()
     # As `laneway run` does.
-    calm_collector()
+    tune_interpreter()
     rounds = []
     for number in range(ROUNDS):
         with tempfile.TemporaryDirectory() as folder:

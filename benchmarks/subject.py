@@ -17,7 +17,7 @@ from benchmarks import prefill
 from benchmarks.peers.work import Clock, Task, blocking, millis, read_task, skip
 from laneway import Delivery, Pipeline
 from laneway.consumer import topics
-from laneway.consumer.collector import calm_collector
+from laneway.consumer.interpreter import tune_interpreter
 from laneway.consumer.kafka.cluster import Cluster
 from laneway.consumer.settings.model import JournalSettings, LanesSettings, LedgerSettings, Settings
 from laneway.consumer.start import build_worker
@@ -65,7 +65,7 @@ def main() -> None:
         if task.ledger:
             prefill.adopt(Path(task.ledger), settings, cluster)
     worker = build_worker(settings, pipeline)
-    calm_collector()
+    tune_interpreter()
     worker.run()
 
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from laneway.app import load_app
 from laneway.cli import options
 from laneway.cli.profile import table_of
-from laneway.consumer.collector import calm_collector
+from laneway.consumer.interpreter import tune_interpreter
 from laneway.consumer.profile import NO_PROFILE, CycleProfile
 from laneway.consumer.settings.order import held_orders
 from laneway.consumer.start import build_worker
@@ -85,7 +85,7 @@ def run(
             profile=profile or NO_PROFILE,
         )
         _stop_on_signals(worker)
-        calm_collector()
+        tune_interpreter()
         try:
             worker.run()
         finally:

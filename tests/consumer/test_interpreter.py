@@ -1,18 +1,18 @@
-"""The collector of cyclic garbage in a worker process, each time in a process of its own."""
+"""The interpreter of a worker process, each time in a process of its own."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 
-from laneway.consumer.collector import CALM
+from laneway.consumer.interpreter import CALM, SWITCH_S
 
 
 def _told(before: str, after: str) -> str:
     """What a process prints that calls the function between these two."""
     code = (
-        "import gc, weakref\nfrom laneway.consumer import collector\n"
-        f"{before}\ncollector.calm_collector()\n{after}"
+        "import gc, sys, weakref\nfrom laneway.consumer import interpreter\n"
+        f"{before}\ninterpreter.tune_interpreter()\n{after}"
     )
     ended = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
@@ -31,6 +31,12 @@ def test_an_application_keeps_its_own_thresholds() -> None:
     assert _told("gc.disable()", "print(gc.isenabled())") == "False"
 
 
+def test_threads_take_turns_more_often_unless_the_application_has_said_how_often() -> None:
+    """A handler that wakes from waiting does not wait again for the owner's turn to end."""
+    assert _told("", "print(sys.getswitchinterval())") == str(SWITCH_S)
+    assert _told("sys.setswitchinterval(0.02)", "print(sys.getswitchinterval())") == "0.02"
+
+
 def test_cycles_that_handlers_leave_are_still_collected() -> None:
     """Garbage in cycles goes by itself, soon after as much of it has come as the first threshold says."""
     handlers = """
@@ -40,7 +46,7 @@ first = Node()
 first.me = first
 weakref.finalize(first, print, "collected")
 del first
-for _ in range(2 * collector.CALM[0]):
+for _ in range(2 * interpreter.CALM[0]):
     node = Node()
     node.me = node
 print("end")

@@ -117,8 +117,8 @@ def list_(
     """List the keys that do not move, the longest waiting first; `lanes explain KEY` tells all of one.
 
     Held: waits for a missing sequence, a retry, or a person. Paused: by an operator. Parked: has followers
-    stored; with --state parked those with the most come first. Where the ledgers are looked for is the same as
-    of `ledger lookup`.
+    stored; with --state parked those with the most come first. Where the ledgers are looked for is the same
+    as of `ledger lookup`.
     """
     least_ms = _age(older)
     words = asked(config, sets, bootstrap, group, sources)

@@ -6,6 +6,7 @@ and what is queued is left to the worker that finds it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -118,7 +119,7 @@ def resolve_many(
             "queued_before": len(taken),
             "chosen": len(chosen),
         }
-        say(_plan(action, facts))
+        say("\n".join([_plan(action, facts), *_checks(chosen)]))
         if dry_run or not chosen:
             _tell(Tally(), facts, form)
             _refuse_rest(Tally(), len(taken) if not dry_run else 0, words)
@@ -143,6 +144,17 @@ def _plan(action: str, facts: dict[str, Cell]) -> str:
     if facts["queued_before"]:
         lines.append(f"{facts['queued_before']} have a command queued already and are left to it")
     return "\n".join(lines)
+
+
+def _checks(chosen: Sequence[ReviewNews]) -> list[str]:
+    """The required check of each reason that is to be decided: many cases are many checks, not one."""
+    first = {news.reason: news for news in reversed(chosen)}
+    counts = Counter(news.reason for news in chosen)
+    return [
+        f"check first for each of {counted(counts[reason], 'case')} {reason}; "
+        f"of the oldest: {news.required_check}"
+        for reason, news in first.items()
+    ]
 
 
 def _counts(tally: Tally) -> str:

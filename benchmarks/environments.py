@@ -32,6 +32,27 @@ def own(module: str) -> Command:
 
 
 @cache
+def compiled(module: str) -> Command:
+    """A module with the rules of Laneway compiled; see docs/decisions/0009-compiled-rules.md.
+
+    Raises:
+        UnavailableError: no C compiler, or they do not compile.
+    """
+    if shutil.which(os.environ.get("CC", "cc")) is None:
+        raise UnavailableError("there is no C compiler here")
+    sources = [REPOSITORY / "setup.py", *sorted((REPOSITORY / "laneway").rglob("*.py"))]
+    mark = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:12]
+    home = HOME / f"compiled-{mark}"
+    if not (home / "built").exists():
+        build = [sys.executable, "setup.py", "-q", "build"]
+        where = ["--build-base", str(home / "base"), "--build-lib", str(home / "lib")]
+        _run(["env", "LANEWAY_COMPILED=1", *build, *where], "the rules do not compile", cwd=REPOSITORY)
+        (home / "built").touch()
+    path = os.pathsep.join((str(home / "lib"), str(REPOSITORY)))
+    return ("env", "PYTHONSAFEPATH=1", f"PYTHONPATH={path}", sys.executable, "-m", module)
+
+
+@cache
 def python_peer(name: str, minimum: tuple[int, int] = (3, 11)) -> Command:
     """A peer with a venv of its own, from `peers/NAME.txt`.
 
@@ -118,10 +139,10 @@ def _interpreters() -> Iterator[str]:
     yield from map(str, sorted(versions.glob("3.*/bin/python3")))
 
 
-def _run(command: list[str], complaint: str) -> None:
+def _run(command: list[str], complaint: str, *, cwd: Path | None = None) -> None:
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=INSTALL_DEADLINE_S, check=False
+            command, capture_output=True, text=True, timeout=INSTALL_DEADLINE_S, check=False, cwd=cwd
         )
     except subprocess.TimeoutExpired:
         raise UnavailableError(f"{complaint} within {INSTALL_DEADLINE_S:g} s") from None

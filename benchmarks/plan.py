@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from benchmarks.environments import Command, java_peer, own, python_peer
+from benchmarks.environments import Command, compiled, java_peer, own, python_peer
 
 Part = Literal["peers", "handlers", "keys", "ledger", "partitions", "processes", "latency", "restore"]
 PARTS: Final[tuple[Part, ...]] = (
@@ -43,6 +43,11 @@ SUBJECTS: Final = {
             "changelog",
             lambda: own("benchmarks.subject"),
             "order by key; an effect once, on any machine; retries, DLQ, cases; offsets in the transaction",
+        ),
+        SubjectKind(
+            "compiled",
+            lambda: compiled("benchmarks.subject"),
+            "as changelog, with the rules compiled: LANEWAY_COMPILED=1 pip install .",
         ),
         SubjectKind(
             "local",
@@ -84,7 +89,7 @@ SUBJECTS: Final = {
         ),
     )
 }
-LANEWAY: Final = frozenset({"changelog", "local"})
+LANEWAY: Final = frozenset({"changelog", "compiled", "local"})
 
 
 class Case(msgspec.Struct, frozen=True):

@@ -55,7 +55,7 @@ def main() -> None:
         bootstrap=task.bootstrap,
         group=task.group,
         sources=(task.topic,),
-        replication=task.subject,
+        replication="changelog" if task.subject == "compiled" else task.subject,
         journal=_level(task),
         workers=min(task.concurrency, 1024),
         running=task.concurrency if task.handler.startswith("async-") else None,

@@ -37,8 +37,8 @@ def new_app() -> typer.Typer:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        how = "" if (board.__file__ or "").endswith(".py") else " (compiled rules)"
-        sys.stdout.write(f"laneway {version()}{how}\n")
+        how = "interpreted" if (board.__file__ or "").endswith(".py") else "compiled"
+        sys.stdout.write(f"laneway {version()} ({how} rules)\n")
         raise typer.Exit
 
 

@@ -98,13 +98,14 @@ class ChangelogTruth:
         transactions: TransactionPort,
         membership: MembershipPort,
         journal: Journal,
+        notices: Notices,
         retention_ms: int,
     ) -> None:
         self._transactions = transactions
         self._membership = membership
         self._journal = journal
         self._retention_ms = retention_ms
-        self._notices = Notices()
+        self._notices = notices
         self._attempt: Attempt | None = None
         # What has to be done before a transaction may begin; at first there is no producer at all.
         self._undo: Fate | None = Fate.RENEW

@@ -99,13 +99,14 @@ class LocalTruth:
         publisher: PublisherPort,
         committer: CommitterPort,
         journal: Journal,
+        notices: Notices,
         executor: Executor,
         notice: Callable[[], None],
     ) -> None:
         self._publisher = publisher
         self._committer = committer
         self._journal = journal
-        self._notices = Notices()
+        self._notices = notices
         self._executor = executor
         self._notice = notice
         self._syncing: list[tuple[PartCycle, Future[None]]] | None = None

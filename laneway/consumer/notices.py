@@ -7,6 +7,7 @@ names a business key, which can be personal data: place, reason and case id lead
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Iterable
 from typing import Final
 
@@ -21,39 +22,61 @@ NEXT_STEP: Final = "next_step"
 
 _MAX_KINDS: Final = 1000
 
+_DEAD_LETTERS: Final = "dead letter"
+_CASES: Final = "case"
+_LISTS: Final = {_DEAD_LETTERS: "dlq list", _CASES: "review list"}
+_Kind = tuple[str, str, str]
+"""Topic, what there is more of, and the fixed word of its reason."""
+
 
 class Notices:
     """Says the first of a kind, then counts for a while. Belongs to the owner thread."""
 
     def __init__(self) -> None:
-        self._counted: dict[tuple[str, str, str], int] = {}
-        self._since_ms: dict[tuple[str, str, str], int] = {}
+        self._counted: dict[_Kind, int] = {}
+        self._since_ms: dict[_Kind, int] = {}
 
     def tell(self, partition: Partition, settlements: Iterable[Settlement], now_ms: int) -> None:
         """Look at what a cycle settled."""
         for done in settlements:
+            # The place that every list names: of a retry, not where in the retry topic it stood.
+            offset = done.record.origin_offset
             if done.how is Settled.QUARANTINED:
                 what, then = f"to the DLQ: {done.reason}", "; `laneway dlq list` shows it"
-                self._say(partition, "dead letters", done.reason, done.record.offset, what, then, now_ms)
+                self._say(partition, _DEAD_LETTERS, done.reason, offset, what, then, now_ms)
             for event, case_id in done.events:
                 if event == "review_opened":
                     reason = case_id.rpartition("-")[0]
                     what, then = f"opened a case: {reason}", f"; `laneway review show {case_id}`"
-                    self._say(partition, "cases", reason, done.record.offset, what, then, now_ms)
+                    self._say(partition, _CASES, reason, offset, what, then, now_ms)
+
+    def count(self, now_ms: int) -> None:
+        """Say how many more there were of each kind whose time has come. Called every so often."""
+        for kind in [each for each in self._counted if now_ms - self._since_ms[each] >= COUNT_EVERY_MS]:
+            self._since_ms[kind] = now_ms
+            self._say_count(kind)
+
+    def close(self) -> None:
+        """Say every count that is left: nothing comes after this."""
+        for kind in list(self._counted):
+            self._say_count(kind)
 
     def _say(
-        self, partition: Partition, kind: str, reason: str, offset: int, what: str, then: str, now_ms: int
+        self, partition: Partition, things: str, reason: str, offset: int, what: str, then: str, now_ms: int
     ) -> None:
         # The fixed word of a reason, so that one place told about it does not hide another.
-        key = (partition.topic, kind, reason.partition(":")[0])
-        if key not in self._since_ms:
-            if len(self._since_ms) < _MAX_KINDS:
-                self._since_ms[key] = now_ms
-                # The next step is known as such, for one who has nothing to look into afterwards.
-                next_step = {NEXT_STEP: then}
-                log.warning("%s: offset %d %s%s", partition, offset, what, then, extra=next_step)
-            return
-        self._counted[key] = self._counted.get(key, 0) + 1
-        if now_ms - self._since_ms[key] >= COUNT_EVERY_MS:
-            self._since_ms[key] = now_ms
-            log.warning("%s: %d more %s: %s", partition.topic, self._counted.pop(key), kind, key[2])
+        kind = (partition.topic, things, reason.partition(":")[0])
+        if kind in self._since_ms:
+            self._counted[kind] = self._counted.get(kind, 0) + 1
+        elif len(self._since_ms) < _MAX_KINDS:
+            self._since_ms[kind] = now_ms
+            # The next step is known as such, for one who has nothing to look into afterwards.
+            next_step = {NEXT_STEP: then}
+            log.warning("%s: offset %d %s%s", partition, offset, what, then, extra=next_step)
+
+    def _say_count(self, kind: _Kind) -> None:
+        topic, things, reason = kind
+        count = self._counted.pop(kind)
+        then = f"; `laneway {_LISTS[things]} --reason {shlex.quote(reason)}`"
+        things += "s" if count > 1 else ""
+        log.warning("%s: %d more %s: %s%s", topic, count, things, reason, then, extra={NEXT_STEP: then})

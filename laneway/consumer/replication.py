@@ -19,6 +19,7 @@ from laneway.consumer.changelog_truth import ChangelogTruth
 from laneway.consumer.committer import Answer, Committer
 from laneway.consumer.journal import Journal
 from laneway.consumer.local_truth import LocalTruth
+from laneway.consumer.notices import Notices
 from laneway.consumer.publisher import Publisher
 from laneway.consumer.rights import transactional_id_prefix
 from laneway.consumer.settings.model import Settings
@@ -76,6 +77,7 @@ class Local:
         producer: Producer,
         *,
         journal: Journal,
+        notices: Notices,
         executor: Executor,
         notice: Callable[[], None],
     ) -> None:
@@ -85,6 +87,7 @@ class Local:
             publisher=self._publisher,
             committer=self._committer,
             journal=journal,
+            notices=notices,
             executor=executor,
             notice=notice,
         )
@@ -126,6 +129,7 @@ class Changelog:
         new_reader: Callable[[], Consumer],
         *,
         journal: Journal,
+        notices: Notices,
         executor: Executor,
         notice: Callable[[], None],
     ) -> None:
@@ -145,6 +149,7 @@ class Changelog:
             transactions=self._transactions,
             membership=Membership(consumer),
             journal=journal,
+            notices=notices,
             retention_ms=settings.ledger.retention_ms,
         )
 

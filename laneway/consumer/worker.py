@@ -21,6 +21,7 @@ from laneway.consumer.committer import Answer
 from laneway.consumer.intake import Intake
 from laneway.consumer.journal import Journal
 from laneway.consumer.kafka import clients
+from laneway.consumer.notices import Notices
 from laneway.consumer.opening import LocalOpener, Opener
 from laneway.consumer.overdue import Overdue
 from laneway.consumer.ownership import Ownership
@@ -92,6 +93,7 @@ class Worker:
         self._names = names
         self._state_dir = state_dir
         self._journal = journal
+        self._notices = Notices()
         self._drain_timeout_s = drain_timeout_s
         self._writer = uuid.uuid4().hex
         self._stopping = False
@@ -124,6 +126,7 @@ class Worker:
                 ),
                 lambda: clients.new_reader(settings, committed=True),
                 journal=journal,
+                notices=self._notices,
                 executor=self._executor,
                 notice=self._workers.nudge,
             )
@@ -135,6 +138,7 @@ class Worker:
                 answers,
                 clients.new_producer(settings, max_message_bytes=max_message_bytes),
                 journal=journal,
+                notices=self._notices,
                 executor=self._executor,
                 notice=self._workers.nudge,
             )
@@ -226,6 +230,7 @@ class Worker:
             # The first failure says more: this one is mostly its consequence.
             log.warning("while stopping: %s", error)
         finally:
+            self._notices.close()
             self._close()
         return drained
 
@@ -363,6 +368,7 @@ class Worker:
                         mend=self._replication.files_lost,
                     )
             self._overdue.report()
+            self._notices.count(now_ms)
 
     # -- leaving
 

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from laneway.consumer.changelog_truth import ChangelogTruth
 from laneway.consumer.journal import Journal
+from laneway.consumer.notices import Notices
 from laneway.consumer.partition import Partition, State
 from laneway.consumer.settler import Settler
 from laneway.consumer.topics import TopicNames
@@ -87,6 +88,7 @@ class Worker:
             transactions=self.kafka,
             membership=FakeMembership(self.kafka),
             journal=cast("Journal", self.journal),
+            notices=Notices(),
             retention_ms=RETENTION_MS,
         )
         self.settler = Settler(truth, max_ms=1, max_records=10_000, crash_point=self.steps.append)

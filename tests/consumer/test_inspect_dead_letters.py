@@ -119,6 +119,14 @@ def test_a_reason_is_picked_before_the_limit() -> None:
     assert [each.record.offset for each in found.letters] == [1]
 
 
+def test_a_reason_is_picked_by_its_fixed_word_too() -> None:
+    """The worker's count names the kind only, so the list finds every place of that kind by it."""
+    places = ("missing-field: sequence", "missing-field: version", "missing-fields")
+    records = [letter(number, reason=reason) for number, reason in enumerate(places)]
+    assert len(collect(records, "reminders", 9, "missing-field").letters) == 2
+    assert len(collect(records, "reminders", 9, "missing-field: version").letters) == 1
+
+
 def test_a_summary_counts_by_what_it_is_asked() -> None:
     """The most frequent first, with the span of time and an id that leads to the latest one."""
     records = [letter(1, reason="rare"), *(letter(n) for n in range(2, 5))]

@@ -37,8 +37,42 @@ def test_the_first_of_a_kind_is_told_at_once_and_the_rest_is_counted(
         notices.tell(a_partition(), [rejected(6, "missing-field: version at json:/version")], 1000)
         assert len(caplog.records) == 1
         assert "orders-3: offset 5 to the DLQ: missing-field: sequence" in caplog.text
-        notices.tell(a_partition(), [rejected(7, "missing-field: x")], 1000 + COUNT_EVERY_MS)
-    assert "orders: 2 more dead letters: missing-field" in caplog.text
+        notices.tell(a_partition(), [rejected(7, "missing-field: x")], 2000)
+        notices.count(999 + COUNT_EVERY_MS)
+        assert len(caplog.records) == 1
+        notices.count(1000 + COUNT_EVERY_MS)
+        notices.count(1000 + 2 * COUNT_EVERY_MS)
+    assert len(caplog.records) == 2
+    assert (
+        "orders: 2 more dead letters: missing-field; `laneway dlq list --reason missing-field`" in caplog.text
+    )
+
+
+def test_a_worker_that_stops_withholds_no_count(caplog: pytest.LogCaptureFixture) -> None:
+    """What was only counted is told at the end, with the command that lists it."""
+    notices = Notices()
+    with caplog.at_level(logging.WARNING, logger="laneway"):
+        for offset in range(3):
+            done = rejected(offset, "invalid-payload")
+            done.how = Settled.IN_REVIEW
+            done.events.append(("review_opened", f"rejected-{offset:012}"))
+            notices.tell(a_partition(), [done], 1000)
+        notices.close()
+        notices.close()
+    assert len(caplog.records) == 2
+    assert "orders: 2 more cases: rejected; `laneway review list --reason rejected`" in caplog.text
+
+
+def test_the_place_of_a_retry_is_that_of_its_record(caplog: pytest.LogCaptureFixture) -> None:
+    """The line names the source partition, so the offset is one of it, as `review list` has it."""
+    last, opened = rejected(14, "attempts-exhausted"), rejected(15, "attempts-exhausted")
+    last.record.origin_offset = opened.record.origin_offset = 13
+    opened.how = Settled.IN_REVIEW
+    opened.events.append(("review_opened", "attempts-exhausted-0123456789ab"))
+    with caplog.at_level(logging.WARNING, logger="laneway"):
+        Notices().tell(a_partition(), [last, opened], 1000)
+    assert "orders-3: offset 13 to the DLQ" in caplog.text
+    assert "orders-3: offset 13 opened a case" in caplog.text
 
 
 def test_a_case_is_named_with_the_command_that_shows_it(caplog: pytest.LogCaptureFixture) -> None:

@@ -14,6 +14,7 @@ import laneway
 from laneway.consumer.intake import Intake
 from laneway.consumer.journal import Journal
 from laneway.consumer.local_truth import CommitterPort, LocalTruth, PublisherPort
+from laneway.consumer.notices import Notices
 from laneway.consumer.ownership import Ownership
 from laneway.consumer.partition import Partition, State
 from laneway.consumer.settler import Settler
@@ -86,6 +87,7 @@ def test_a_partition_may_leave_before_its_sync_has_begun() -> None:
         publisher=cast("PublisherPort", Nothing()),
         committer=cast("CommitterPort", Nothing()),
         journal=cast("Journal", Silence()),
+        notices=Notices(),
         executor=cast("Executor", queue),
         notice=lambda: None,
     )

@@ -87,6 +87,10 @@ class DeadLetter:
             return None
         return lane_of_one(self.effect_key) if self.sequence_key is None else keyed_lane(self.sequence_key)
 
+    def is_of(self, reason: str) -> bool:
+        """Whether that is its reason, or the fixed word that its reason begins with."""
+        return self.reason is not None and reason in (self.reason, self.reason.partition(":")[0])
+
     @property
     def size_bytes(self) -> int:
         """See the class."""
@@ -168,7 +172,7 @@ def collect(records: Iterable[StoredRecord], group: str, limit: int, reason: str
     copies = 0
     for record in records:
         letter = letter_of(record, group)
-        if reason is not None and letter.reason != reason:
+        if reason is not None and not letter.is_of(reason):
             continue
         if letter.forward_id is not None and not seen.note(letter.forward_id):
             copies += 1

@@ -200,9 +200,7 @@ def _spans(
 def _at(
     cluster: Cluster, option: str, text: str, logs: Mapping[Partition, Watermarks]
 ) -> Mapping[Partition, int]:
-    goal = goal_of(text)
-    if goal.word == "by":
-        raise UsageError(f"{text!r} is counted from nothing here", where=option, mend="give an offset")
+    goal = goal_of(text, option, relative=False)
     if goal.word == "time":
         found = cluster.offsets_at(list(logs), goal.number)
         return {place: max(log.start, found.get(place, log.end)) for place, log in logs.items()}

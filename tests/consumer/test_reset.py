@@ -85,6 +85,22 @@ def test_what_is_no_place(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("yesterday", "write start, end, an offset, or @2026-11-30T19:00Z"),
+        ("+3", "write start, end, an offset, or @2026-11-30T19:00Z"),
+        ("@2026-03-01T06:00:00", "a time needs a zone: @2026-11-30T19:00Z"),
+        ("2026-03-01T06:00Z", "a time is written @2026-11-30T19:00Z"),
+    ],
+)
+def test_a_mistake_is_told_where_it_was_made(text: str, said: str) -> None:
+    """The option that was given is named, and only what this command takes is offered."""
+    with pytest.raises(UsageError) as refused:
+        goal_of(text, "--from", relative=False)
+    assert (refused.value.where, refused.value.mend) == ("--from", said)
+
+
+@pytest.mark.parametrize(
     ("text", "partition", "after", "remark"),
     [
         ("start", 0, 10, ""),

@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Final, Protocol
 
 import msgspec
@@ -26,6 +27,7 @@ AT_REST: Final = frozenset({"empty", "dead"})
 MAX_NOTE: Final = 500
 """Characters of a name or a reason that are kept beside an offset; brokers take 4 KiB of metadata."""
 
+_TIME: Final = "2026-11-30T19:00Z"
 _NUMBER: Final = re.compile(r"[+-]?\d{1,18}")
 
 
@@ -61,28 +63,41 @@ class Goal:
     file: OffsetFile | None = None
 
 
-def goal_of(text: str) -> Goal:
+def goal_of(text: str, option: str = "--to", *, relative: bool = True) -> Goal:
     """`start`, `end`, `N`, `+N`, `-N` or `@TIME`.
+
+    Args:
+        option: where the reader wrote it.
+        relative: whether it may be counted from where the group is.
 
     Raises:
         UsageError: it is none of these.
     """
     if text in {"start", "end"}:
         return Goal(text)
-    if _NUMBER.fullmatch(text):
+    if _NUMBER.fullmatch(text) and (relative or text[0] not in "+-"):
         return Goal("by" if text[0] in "+-" else "offset", int(text))
-    try:
-        if text.startswith("@"):
+    by = ", +N or -N from where it is" if relative else ""
+    mend = f"write start, end, an offset{by}, or @{_TIME}"
+    if text.startswith("@"):
+        try:
             found = values.start_instant(text[1:])
             if isinstance(found, int):
                 return Goal("time", found)
+        except ValueError:
+            if _is_time(text[1:]):
+                mend = f"a time needs a zone: @{_TIME}"
+    elif _is_time(text):
+        mend = f"a time is written @{_TIME}"
+    raise UsageError(f"{text!r} is no place in a log", where=option, mend=mend)
+
+
+def _is_time(text: str) -> bool:
+    try:
+        datetime.fromisoformat(text)
     except ValueError:
-        pass
-    raise UsageError(
-        f"{text!r} is no place in a log",
-        where="--to",
-        mend="write start, end, an offset, +N or -N from where it is, or @2026-03-01T06:00:00Z",
-    )
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -116,9 +117,10 @@ def rerun(
     who = text_of("--actor", actor) if actor is not None else default_actor()
     said = reason_of(reason)
     flags = {"state_dir": None if state_dir is None else str(state_dir)}
-    settings = options.load_settings(
+    loaded = options.load_settings(
         config, sets, bootstrap=bootstrap, group=group, sources=sources, inspect=True, flags=flags
-    ).settings
+    )
+    settings, has_file = loaded.settings, loaded.path is not None
     words = asked(config, sets, bootstrap, group, sources)
     with Cluster(settings) as cluster:
         names = inspect_offsets.sources_of(settings, cluster)
@@ -147,7 +149,8 @@ def rerun(
             queued=rerunning.effects_of([command for command, _ in before.values()]),
         )
         facts = _facts(settings, names[0], records, made, who, said)
-        for line in _sentences(records, made, [command for command, _ in in_queue.values()]):
+        waiting = [command for command, _ in in_queue.values()]
+        for line in _sentences(records, made, waiting, partial(words.unreadable, configured=has_file)):
             say(line)
         if dry_run or not (made.chosen or before):
             _tell(Tally(), facts, output)
@@ -270,7 +273,9 @@ def _facts(
     }
 
 
-def _sentences(records: Records, made: Plan, queued: Sequence[Command]) -> list[str]:
+def _sentences(
+    records: Records, made: Plan, queued: Sequence[Command], unreadable: Callable[[int], str]
+) -> list[str]:
     lines = [
         f"run {made.run}: {counted(len(made.chosen), 'effect')} of {counted(made.keys, 'key')} happen once "
         f"more, of {counted(len(records.found), 'record')} that fit"
@@ -288,9 +293,7 @@ def _sentences(records: Records, made: Plan, queued: Sequence[Command]) -> list[
     ]
     lines += [f"  {made.left[word]} left alone: {text}" for word, text in _LEFT.items() if made.left[word]]
     if records.unreadable:
-        lines.append(
-            f"  {records.unreadable} cannot be read by the envelope known here: give the workers' -c FILE"
-        )
+        lines.append(f"  {unreadable(records.unreadable)}")
     return lines
 
 

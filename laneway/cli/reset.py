@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -13,6 +14,7 @@ from laneway.cli import ledger_places, options
 from laneway.cli.columns import Column, counted, listed
 from laneway.cli.output import Cell, Format, emit, escaped, say
 from laneway.cli.resolve import Actor, default_actor, reason_of, text_of
+from laneway.cli.suggested import asked
 from laneway.consumer.inspection import offsets as inspect_offsets
 from laneway.consumer.kafka.cluster import Cluster, Partition
 from laneway.consumer.operations import offset_file
@@ -125,9 +127,11 @@ def reset(
     who = text_of("--actor", actor) if actor is not None else default_actor()
     said = reason_of(reason)
     flags = {"state_dir": None if state_dir is None else str(state_dir)}
-    settings = options.load_settings(
+    loaded = options.load_settings(
         config, sets, bootstrap=bootstrap, group=group, sources=sources, inspect=True, flags=flags
-    ).settings
+    )
+    settings = loaded.settings
+    words = asked(config, sets, bootstrap, group, sources)
     with Cluster(settings) as cluster:
         names = inspect_offsets.sources_of(settings, cluster)
         _require_file_fits(goal, settings, cluster, names)
@@ -147,7 +151,8 @@ def reset(
                 ) from error
             say(f"not looked at: {error.what}")
             seen = {}
-        for line in _sentences(moves, seen):
+        unreadable = partial(words.unreadable, configured=loaded.path is not None)
+        for line in _sentences(moves, seen, unreadable):
             say(line)
         facts: dict[str, Cell] = {"group": settings.group, "actor": who, "said": said}
         if dry_run:
@@ -199,6 +204,7 @@ def _require_file_fits(goal: Goal, settings: Settings, cluster: Cluster, names: 
 
 # --- what the ledger will make of it ---------------------------------------------------------------
 
+_Unreadable = Callable[[int], str]
 _Asked = tuple[Path | None, list[str] | None, str | None, str | None, Path | None]
 
 
@@ -247,19 +253,21 @@ def _look(
     return foreseen(settings, moves, found, parts, timeout_s=timeout_s)
 
 
-def _sentences(moves: Sequence[Move], seen: Mapping[Partition, Foreseen]) -> Iterator[str]:
+def _sentences(
+    moves: Sequence[Move], seen: Mapping[Partition, Foreseen], unreadable: _Unreadable
+) -> Iterator[str]:
     for move in moves[:_SHOWN]:
         before = "nothing" if move.before is None else str(move.before)
         head = f"{move.place[0]}/{move.place[1]}: {before} -> {move.after}"
         if move.remark:
             head += f" ({move.remark})"
         look = seen.get(move.place)
-        yield head if look is None else f"{head}; {'; '.join(_said(move, look))}"
+        yield head if look is None else f"{head}; {'; '.join(_said(move, look, unreadable))}"
     if len(moves) > _SHOWN:
         yield f"... and {counted(len(moves) - _SHOWN, 'partition')} more; -o json has all"
 
 
-def _said(move: Move, look: Foreseen) -> Iterator[str]:
+def _said(move: Move, look: Foreseen, unreadable: _Unreadable) -> Iterator[str]:
     if look.gone:
         yield (
             f"deleted unread below {move.log.start}: {counted(look.gone, 'position')}, LOST whatever it was; "
@@ -282,10 +290,7 @@ def _said(move: Move, look: Foreseen) -> Iterator[str]:
             f"{', ...' if len(look.about) > 3 else ''}"
         )
     if look.unreadable:
-        yield (
-            f"{counted(look.unreadable, 'record')} cannot be read by the envelope known here: give the "
-            "workers' -c FILE"
-        )
+        yield unreadable(look.unreadable)
     if look.unread:
         yield f"{counted(look.unread, 'offset')} not looked at; --limit N looks at more"
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from laneway.cli.columns import counted
 from laneway.consumer.settings import kafka_keys
 
 WHY: Final = "WHY"
@@ -26,6 +27,21 @@ class Asked:
     def line(self, *words: str) -> str:
         """`laneway WORDS...` with those options, ready to be pasted."""
         return " ".join(quoted(word) for word in ("laneway", *words, *self.words))
+
+    def unreadable(self, count: int, *, configured: bool) -> str:
+        """What is said of records that no envelope known here reads.
+
+        Args:
+            configured: the configuration is that of the workers, so they cannot read them either.
+        """
+        records = counted(count, "record")
+        if not configured:
+            return f"{records} cannot be read by the envelope known here: give the workers' -c FILE"
+        verb, they = ("is", "it goes") if count == 1 else ("are", "they go")
+        return (
+            f"{records} {verb} unreadable for the worker too, unless its pipeline has a decoder: {they} "
+            f"to the DLQ ({self.line('dlq', 'list')})"
+        )
 
     def resolving(self, case_id: str, actions: Sequence[str], set_next: int) -> list[str]:
         """The commands that would resolve a case, one for each action that is permitted."""

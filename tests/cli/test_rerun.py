@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 
 import pytest
 
@@ -26,10 +27,26 @@ def queued(effect_key: str, run: int) -> Command:
 def test_a_second_rerun_of_the_same_is_told_before_it_is_asked_for() -> None:
     """Who was interrupted and types no number hears that effects are about to happen twice."""
     plan = Plan(3, {(PLACE, 0): Found(PLACE, 0, "ka", "a1")}, before=Counter({2: 1}))
-    said = "\n".join(_sentences(Records([]), plan, [queued("a1", 2), queued("a9", 2), queued("a1", 3)]))
+    said = "\n".join(_sentences(Records([]), plan, [queued("a1", 2), queued("a9", 2), queued("a1", 3)], str))
     assert "1 of them have happened once more in run 2 already; --run 2 goes on with that run" in said
     assert "1 of them are queued in run 2 too, and happen in both" in said
     assert "in run 3 too" not in said
+
+
+@pytest.mark.parametrize(
+    ("configured", "said"),
+    [
+        (False, "1 record cannot be read by the envelope known here: give the workers' -c FILE"),
+        (
+            True,
+            "1 record is unreadable for the worker too, unless its pipeline has a decoder",
+        ),
+    ],
+)
+def test_a_record_that_nobody_reads_is_told_by_whose_rules(configured: bool, said: str) -> None:
+    """Who uses the workers' file already is not sent to look for it, but to where the record is."""
+    lines = _sentences(Records([], 1), Plan(1), [], partial(WORDS.unreadable, configured=configured))
+    assert said in "\n".join(lines)
 
 
 def test_what_could_not_be_asked_for_is_no_success() -> None:

@@ -15,6 +15,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, Final
 
 import msgspec
@@ -260,7 +261,9 @@ def _outcome(answer: object) -> Outcome:
         return Outcome(Review(reason, _reason(answer.required_check, "")), "review-requested")
     if isinstance(answer, str):
         return Outcome(Ack(_result_key(str(answer))))
-    if inspect.isawaitable(answer) or inspect.isgenerator(answer):
+    if isinstance(answer, Future):
+        raise TypeError("the handler returned a Future, which may not be done")
+    if inspect.isawaitable(answer) or inspect.isgenerator(answer) or inspect.isasyncgen(answer):
         # Its body has not run: to acknowledge it would lose the effect.
         close = getattr(answer, "close", None)
         if close is not None:

@@ -6,7 +6,8 @@ import dataclasses
 import logging
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
 from datetime import UTC, datetime
 from typing import Any
 
@@ -177,13 +178,18 @@ def test_any_other_answer_acks_with_one_warning(
     assert PRIVATE not in caplog.text
 
 
-def test_a_coroutine_as_answer_is_not_an_ack() -> None:
-    """A hidden async function has not run: its effect must not be acknowledged."""
+async def _work() -> None:
+    raise AssertionError("never runs")
 
-    async def work() -> None:
-        raise AssertionError("never runs")
 
-    outcome = run(lambda delivery: work())
+async def _yielding() -> AsyncIterator[None]:
+    yield
+
+
+@pytest.mark.parametrize("answer", [_work, _yielding, lambda: (None for _ in range(3)), Future])
+def test_what_is_not_done_is_not_an_ack(answer: Callable[[], object]) -> None:
+    """A hidden async function or a generator has not run, and a future may not be done."""
+    outcome = run(lambda delivery: answer())
     assert isinstance(outcome.verdict, Review)
     assert outcome.cause == "unclassified-failure"
 

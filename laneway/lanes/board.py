@@ -257,6 +257,9 @@ class Board:
             settlement, after = self._settling.verdict(record, outcome, work.state, closes, now_ms)
             plain = isinstance(outcome.verdict, Ack) and closes is None
             self._books.settle(settlement, after, work, barrier=not plain)
+        else:
+            if run.outcomes:
+                self._lanes.answered(work.lane)
         self._give_back(work, rest)
         self._breaker.came_back(work.lane)
         self._lanes.wake(work)
@@ -327,11 +330,11 @@ class Board:
 
     @property
     def waits_for(self) -> str:
-        """What is said of lanes that rest because a dependency is unavailable to them; "" when none does."""
-        resting = self._lanes.resting
-        if not resting:
+        """What is said of lanes that a dependency is unavailable to; "" when there is none."""
+        unanswered = self._lanes.unanswered
+        if not unanswered:
             return ""
-        lanes = "1 lane waits" if resting == 1 else f"{resting} lanes wait"
+        lanes = "1 lane waits" if unanswered == 1 else f"{unanswered} lanes wait"
         return f"{lanes} for a dependency that is unavailable{self._why}"
 
     @property

@@ -76,7 +76,16 @@ class Lanes:
         committed: the last cycle that is durable.
     """
 
-    __slots__ = ("_behind_commit", "_behind_gate", "_here", "_read", "_ready", "_resting", "committed")
+    __slots__ = (
+        "_behind_commit",
+        "_behind_gate",
+        "_here",
+        "_read",
+        "_ready",
+        "_resting",
+        "_unanswered",
+        "committed",
+    )
 
     def __init__(self, read: Callable[[Sequence[str]], Sequence[Lane | None]]) -> None:
         self._read = read
@@ -85,6 +94,7 @@ class Lanes:
         self._behind_commit: dict[str, Work] = {}
         self._behind_gate: dict[str, Work] = {}
         self._resting: DueHeap[Work] = DueHeap()
+        self._unanswered: set[str] = set()
         self.committed = 0
 
     def __len__(self) -> int:
@@ -147,6 +157,7 @@ class Lanes:
         """Start nothing of this lane before that time."""
         work.rest_until_ms = until_ms
         self._resting.push(until_ms, work)
+        self._unanswered.add(work.lane)
 
     def tick(self, now_ms: int) -> None:
         """Wake the lanes that have rested."""
@@ -166,10 +177,14 @@ class Lanes:
         """When the first lane has rested; None when none rests."""
         return self._resting.next_due_ms
 
+    def answered(self, lane: str) -> None:
+        """What this lane has rested for is there."""
+        self._unanswered.discard(lane)
+
     @property
-    def resting(self) -> int:
-        """How many lanes rest."""
-        return len(self._resting)
+    def unanswered(self) -> int:
+        """How many lanes rest, or ask now whether what they rested for is there."""
+        return len(self._unanswered)
 
     def await_commit(self, work: Work) -> None:
         """Look at this lane again after the next commit."""
@@ -200,6 +215,7 @@ class Lanes:
         here = self._here.get(work.lane) is work
         if here and work.is_empty and work.touched <= self.committed and not free_with_parked:
             del self._here[work.lane]
+            self._unanswered.discard(work.lane)
 
     @property
     def may_start(self) -> bool:

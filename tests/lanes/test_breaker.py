@@ -123,6 +123,11 @@ def test_who_waits_for_a_dependency_is_told_in_words(reason: str, why: str) -> N
     driver.produce("a", 1)
     driver.turn()
     assert driver.board.waits_for == f"1 lane waits for a dependency that is unavailable{why}"
+    driver.now_ms += 1000
+    (asks,) = driver.hand_out()
+    assert driver.board.waits_for == f"1 lane waits for a dependency that is unavailable{why}"
+    driver.step(asks)
+    driver.finish(asks)
     driver.produce("b", 1)
     driver.turn()
     assert driver.board.waits_for == f"2 lanes wait for a dependency that is unavailable{why}"
@@ -132,6 +137,9 @@ def test_who_waits_for_a_dependency_is_told_in_words(reason: str, why: str) -> N
     driver.turn()
     words = driver.board.blocked()[Channel.SOURCE]
     assert words == f"a dependency is unavailable to many lanes{why}; one at a time tries it"
+    driver.handler = always(ACK)
+    driver.rest()
+    assert driver.board.waits_for == ""
 
 
 @pytest.mark.parametrize("verdict", [ACK, LATER, POISON, UNKNOWN], ids=["ack", "retry", "reject", "unknown"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from typing import Annotated, Final
@@ -21,7 +21,7 @@ from laneway.consumer.inspection import offsets as inspect_offsets
 from laneway.consumer.inspection import topics as inspect_topics
 from laneway.consumer.inspection.dead_letters import DeadLetter, Group
 from laneway.consumer.kafka.cluster import Cluster
-from laneway.consumer.operations.letters import answers_to
+from laneway.consumer.operations.letters import Fate, answers_to, fates_of
 from laneway.consumer.settings.model import Settings
 from laneway.errors import LanewayError, UsageError
 from laneway.lanes.forward import foreign
@@ -51,9 +51,16 @@ def _likeness(letter: DeadLetter) -> str | None:
     return letter.fingerprint or letter.error_class
 
 
-def _columns(now_ms: int) -> tuple[Column[DeadLetter], ...]:
+Fates = Mapping[str, Fate]
+
+
+def _columns(now_ms: int, fates: Fates) -> tuple[Column[DeadLetter], ...]:
+    def of(name: str) -> Callable[[DeadLetter], Cell]:
+        return lambda letter: getattr(fates.get(letter.letter_id), name, None)
+
     return (
         Column("id", lambda letter: letter.letter_id),
+        Column("state", of("state")),
         Column("reason", lambda letter: letter.reason),
         Column("error_class", lambda letter: letter.error_class),
         Column(
@@ -78,21 +85,22 @@ def _columns(now_ms: int) -> tuple[Column[DeadLetter], ...]:
         Column("stub", lambda letter: letter.stub, ""),
         Column("case", lambda letter: letter.case_id, ""),
         Column("fingerprint", lambda letter: letter.fingerprint, ""),
-        Column("replays", lambda letter: letter.replays),
+        Column("replays", of("replays")),
+        Column("earlier_replays", lambda letter: letter.replays, ""),
         Column("replay_of", lambda letter: letter.replay_of, ""),
         Column("forward_id", lambda letter: letter.forward_id, ""),
         Column("ours", lambda letter: letter.ours, ""),
     )
 
 
-def _details(*, payload: bool) -> tuple[Column[DeadLetter], ...]:
+def _details(fates: Fates, *, payload: bool) -> tuple[Column[DeadLetter], ...]:
     words: dict[str, Callable[[DeadLetter], Cell]] = {
         "failed_ms": lambda letter: instant_text(letter.failed_ms),
         "first_failed_ms": lambda letter: instant_text(letter.first_failed_ms),
         "sha256": lambda letter: letter.sha256,
     }
     columns = [
-        *_columns(0),
+        *_columns(0, fates),
         Column[DeadLetter]("first_failed_ms", lambda letter: letter.first_failed_ms),
         Column[DeadLetter](
             "header_names", lambda letter: [name for name, _ in foreign(letter.record.headers)]
@@ -164,7 +172,12 @@ def list_(
     timeout: options.Timeout = 60.0,
     watch: options.Watch = None,
 ) -> None:
-    """List the newest rejected records, newest first; never a payload or a header's value."""
+    """List the newest rejected records, newest first; never a payload or a header's value.
+
+    STATE is open (it may be replayed), case open (a case of its key comes first), replayed, or done (its case
+    has run it, or marked it done); - where nobody could read whose it is. REPLAYS counts those of this very
+    letter.
+    """
     loaded = options.load_settings(
         config, sets, bootstrap=bootstrap, group=group, sources=sources, inspect=True
     )
@@ -175,34 +188,38 @@ def list_(
 
     def look() -> Table:
         with Cluster(settings) as cluster:
-            topics = [names.dlq for names in inspect_offsets.companions_of(settings, cluster)]
+            topics = {names.dlq: names.review for names in inspect_offsets.companions_of(settings, cluster)}
             if group_by is not None:
                 records = inspect_topics.read(
-                    settings, inspect_topics.extents(cluster, topics), timeout_s=timeout
+                    settings, inspect_topics.extents(cluster, list(topics)), timeout_s=timeout
                 )
                 also = _likeness if group_by is GroupBy.FINGERPRINT else lambda _: None
                 groups = letters.summarise(records, settings.group, _GROUPED_BY[group_by], also)
                 facts["by"] = group_by.value
                 return listed("dlq.groups", _group_columns(group_by), groups[:limit], output, facts)
-            found = letters.newest(settings, cluster, topics, limit=limit, reason=reason, timeout_s=timeout)
+            found = letters.newest(
+                settings, cluster, list(topics), limit=limit, reason=reason, timeout_s=timeout
+            )
+            fates, _ = _fates(settings, cluster, found.letters, topics, timeout)
         if found.copies:
             say(f"{found.copies} copies of records listed here are left out (same forward id)")
         strangers = sum(not letter.ours for letter in found.letters)
         if strangers:
             say(f"{strangers} of these records were not written by this group, so nothing is known of them")
-        table = listed("dlq.list", _columns(_now_ms()), found.letters, output, facts)
-        return replace(table, lists={"next_commands": _further(found.letters, words)})
+        table = listed("dlq.list", _columns(_now_ms(), fates), found.letters, output, facts)
+        return replace(table, lists={"next_commands": _further(found.letters, fates, words)})
 
     options.show(look, output, watch)
 
 
-def _further(found: Sequence[DeadLetter], words: Asked) -> list[str]:
+def _further(found: Sequence[DeadLetter], fates: Fates, words: Asked) -> list[str]:
     """The commands that tell more of the newest letter and of its case, or of what was not refused."""
     if not found:
         say("no record was rejected")
         return [words.line("review", "list")]
     newest = found[0]
-    case = [words.line("review", "show", newest.case_id)] if newest.case_id else []
+    fate = fates.get(newest.letter_id)
+    case = [words.line("review", "show", fate.case_id)] if fate is not None and fate.case_id else []
     return [words.line("dlq", "show", newest.letter_id), *case]
 
 
@@ -237,38 +254,52 @@ def show(
         topics = {names.dlq: names.review for names in inspect_offsets.companions_of(settings, cluster)}
         place, offset = letters.parse_id(letter_id, list(topics))
         letter = letters.find(settings, cluster, place, offset, timeout_s=timeout)
-        replays = _replays(settings, cluster, letter, topics[place[0]], timeout)
+        fates, replays = _fates(settings, cluster, [letter], topics, timeout)
     if not letter.ours:
         say("this record was not written by this group, so nothing is known of it but its bytes")
     if letter.stub:
         say(f"its value was too large for the topic; the original is at {letter.origin}")
-    table = detailed("dlq.show", _details(payload=show_payload), [letter], output)
-    lists = {"commands": replays, "next_commands": _next(letter, words)}
+    table = detailed("dlq.show", _details(fates, payload=show_payload), [letter], output)
+    lists = {"commands": replays, "next_commands": _next(letter, fates.get(letter.letter_id), words)}
     emit(replace(table, lists={name: lines for name, lines in lists.items() if lines}), output)
 
 
-def _replays(
-    settings: Settings, cluster: Cluster, letter: DeadLetter, review: str, timeout_s: float
-) -> list[str]:
-    """What became of replays of it. Who may not read those still sees the letter."""
-    if letter.forward_id is None:
-        return []
+def _fates(
+    settings: Settings,
+    cluster: Cluster,
+    found: Sequence[DeadLetter],
+    topics: Mapping[str, str],
+    timeout_s: float,
+) -> tuple[Fates, list[str]]:
+    """What became of letters, and of one the replays. Who may not read those still sees the letters.
+
+    Args:
+        topics: by DLQ topic, the review topic beside it.
+    """
+    reviews = sorted({topics[each.record.topic] for each in found if each.forward_id is not None})
+    if not reviews:
+        return {}, []
     try:
-        records = inspect_topics.read(
-            settings, inspect_topics.extents(cluster, [review]), timeout_s=timeout_s
-        )
-        return [answered(each) for each in answers_to(settings, records, letter.forward_id)]
+        records = inspect_topics.read(settings, inspect_topics.extents(cluster, reviews), timeout_s=timeout_s)
+        if len(found) > 1:
+            return fates_of(settings, records, found), []
+        both = list(records)
+        answers = answers_to(settings, both, found[0].forward_id or "")
+        return fates_of(settings, both, found), [answered(each) for each in answers]
     except LanewayError as error:
-        say(f"whether it was replayed is not known: {error}")
-        return []
+        say(f"whether they were dealt with is not known: {error}")
+        return {}, []
 
 
-def _next(letter: DeadLetter, words: Asked) -> list[str]:
-    """The commands that lead on from here."""
+def _next(letter: DeadLetter, fate: Fate | None, words: Asked) -> list[str]:
+    """The commands that lead on from here: to its case while that is open, and to nothing that is over."""
     if letter.lane is None:
         return []
-    key = letter.sequence_key or letter.effect_key or ""
-    explain = words.line("lanes", "explain", key)
+    if fate is not None and fate.case_id:
+        return [words.line("review", "show", fate.case_id)]
+    explain = words.line("lanes", "explain", letter.sequence_key or letter.effect_key or "")
+    if fate is not None and fate.state != "open":
+        return [explain]
     return [explain, words.line("dlq", "replay", letter.letter_id, "--reason", WHY)]
 
 

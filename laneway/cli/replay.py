@@ -132,7 +132,7 @@ def replay(
 
     The worker that owns the key applies it once, and answers: exit 0 applied, 4 refused, 5 nobody answered
     yet (it stays queued). Many at once with --where (reason, error-class, fingerprint, key, effect-key,
-    message-id, topic, partition, replays), --fingerprint or --key; run again, it goes on with what is left.
+    message-id, topic, partition, earlier-replays), --fingerprint or --key; run again, it goes on.
     A letter is refused while a case of its key is open, when later records of its key have run (unless
     --out-of-order), and after lanes.max_replays replays.
     """
@@ -172,8 +172,8 @@ def _replay_one(settings: Settings, cluster: Cluster, which: str, wish: Wish, wo
     wanted = _named(settings, cluster, which, wish, words)
     where = f"dead letter {wanted.letter.letter_id}"
     found, ledgers = looked_at(settings, cluster, [wanted], wish)
-    say(_described(wanted, ledgers.get(wanted.source), settings, wish))
     _refuse_one(found, where, words)
+    say(_described(wanted, ledgers.get(wanted.source), settings, wish))
     original = next(
         letters.with_bytes(
             settings, cluster, [wanted], out_of_order=wish.out_of_order, timeout_s=wish.timeout_s

@@ -34,7 +34,7 @@ _FIELDS: Final[dict[str, Callable[[DeadLetter], str | None]]] = {
     "message-id": lambda letter: letter.message_id,
     "topic": lambda letter: letter.origin_topic,
     "partition": lambda letter: str(letter.origin_partition),
-    "replays": lambda letter: str(letter.replays),
+    "earlier-replays": lambda letter: str(letter.replays),
 }
 
 

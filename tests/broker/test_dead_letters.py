@@ -143,6 +143,7 @@ def test_a_letter_runs_again_in_its_own_lane(at_desk: Desk) -> None:
     assert "replayed already, by ann: succeeded" in said[-1].err
     shown = at_desk.laneway("dlq", "show", late)
     assert "replay-letter by ann (release 12): applied, its delivery: succeeded" in shown.out
+    assert "laneway dlq replay" not in shown.out, "nothing is offered for what is over"
     at_desk.publish(note("late", 4), note("k", 3))
     at_desk.did("late", "1", "3", "2 is refused", "4")
     at_desk.did("k", "1", "2 is refused", "3")
@@ -165,11 +166,16 @@ def test_an_open_case_comes_first_and_what_nobody_could_read_goes_nowhere(
     at.publish(note("k", 1), note("k", 2, REFUSED), note("k", 3), Outgoing(b"\xff", b"k", partition=0))
     with at.worker.start():
         ident, case = letter_of(at, "k"), at.case("k", "rejected")
+        shown = at.laneway("dlq", "show", ident)
+        assert "case open" in shown.out
+        assert f"laneway review show {case}" in shown.out
+        assert "laneway dlq replay" not in shown.out
         for ask in (at.laneway, at.local):
             said = ask("dlq", "replay", ident, "--reason", "x", "-y")
             assert said.code == 4
             assert f"case {case} of its key is open" in said.err
             assert f"laneway review show {case}" in said.err
+            assert "runs once more" not in said.err, "nothing is promised that is refused"
         many = at.local("dlq", "replay", "--key", "k", "--reason", "x", "-y", "-o", "json")
         assert (json.loads(many.out)["not_permitted"], json.loads(many.out)["chosen"]) == (1, 0)
         assert case in many.err
@@ -181,6 +187,7 @@ def test_an_open_case_comes_first_and_what_nobody_could_read_goes_nowhere(
         assert at.resolve(case, "skip").code == 0
         at.did("k", "1", "3")
         at.mark(FIXED)
+        assert [row["state"] for row in of_key(at, "k")] == ["open"]
         assert "out of order" in replay(at, ident).err
         assert replay(at, ident, "--out-of-order").items[0]["outcome"] == "succeeded"
         at.did("k", "1", "3", "2 is refused")
@@ -215,7 +222,9 @@ def test_a_loop_of_replays_ends(at_desk: Desk) -> None:
         ids.append(letter_of(at_desk, "loop"))
         again = replay(at_desk, ids[-2])
         assert (again.code, "replayed already" in again.err) == (4, True)
-        assert [row["replays"] for row in of_key(at_desk, "loop")] == list(range(number, -1, -1))
+        assert [row["earlier_replays"] for row in of_key(at_desk, "loop")] == list(range(number, -1, -1))
+    states = [(row["state"], row["replays"]) for row in of_key(at_desk, "loop")]
+    assert states == [("open", 0), ("replayed", 1), ("replayed", 1)]
     chain = {row["id"]: row for row in of_key(at_desk, "loop")}
     assert [chain[i]["replay_of"] for i in ids] == [None, *(chain[i]["forward_id"] for i in ids[:-1])]
     said = replay(at_desk, ids[-1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -14,9 +15,11 @@ from laneway.consumer.inspection.dead_letters import DeadLetter, letter_of
 from laneway.consumer.inspection.topics import StoredRecord
 from laneway.consumer.operations.letters import (
     Chosen,
+    Fate,
     Standing,
     Told,
     Wanted,
+    fates_of,
     names_of,
     sort_out,
     told_of,
@@ -27,7 +30,7 @@ from laneway.errors import UsageError
 from laneway.lanes.admission import Order
 from laneway.lanes.command import COMMAND_FORMAT, Command
 from laneway.lanes.effect import Effect, EffectState, Replay
-from laneway.lanes.forward import Forwarder, Home
+from laneway.lanes.forward import Forwarder, Home, ReviewNews
 from laneway.lanes.lane import Hold, HoldKind, Lane
 from laneway.lanes.record import Channel, Record
 from laneway.store import codec
@@ -127,8 +130,8 @@ def test_what_has_no_identity_is_counted_and_left_out() -> None:
     [
         (["reason=poison"], True),
         (["reason=other"], False),
-        (["reason=poison", "replays=0"], True),
-        (["replays=1"], False),
+        (["reason=poison", "earlier-replays=0"], True),
+        (["earlier-replays=1"], False),
         (["error-class=app.Poison", "fingerprint=f1", "topic=invoices", "partition=3"], True),
         (["effect-key=a2", "message-id=m-a2", "key=a"], True),
         (["key=b"], False),
@@ -210,6 +213,25 @@ def test_answers_tell_what_was_done() -> None:
     assert done.answered == {"c0", "c1"}
     [(_, why)] = sort_out([news], done, {}, [news.forward_id], SETTINGS, out_of_order=False).over
     assert why == "it was replayed already, by ann: succeeded"
+
+
+@pytest.mark.parametrize(
+    ("resolution", "state"),
+    [(None, "case open"), ("replay", "done"), ("mark-done", "done"), ("skip", "open")],
+)
+def test_a_letter_says_whether_it_is_dealt_with(resolution: str | None, state: str) -> None:
+    """An open case comes first; once that has run the record nothing is left; skipped, it may run."""
+    one = replace(letter(), case_id="rejected-1")
+    news = ReviewNews(
+        *(1, "opened", "rejected-1", "rejected", "poison", "reminders", *PLACE, 1, "a", 2, "a2", "m-a2", 1),
+        *("look", ("replay",), True, 1, 5),
+    )
+    told = [news]
+    if resolution is not None:
+        told.append(msgspec.structs.replace(news, event="resolved", resolution=resolution, resolved_ms=9))
+    records = [StoredRecord("r", 3, n, n, b"", msgspec.json.encode(each), ()) for n, each in enumerate(told)]
+    fate = fates_of(SETTINGS, records, [one])[one.letter_id]
+    assert fate == Fate(state, "rejected-1" if resolution is None else "", 0)
 
 
 def test_arrival_is_asked_of_the_settings() -> None:

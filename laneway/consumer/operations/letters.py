@@ -153,21 +153,26 @@ class Told:
         replayed: by forward id of a letter, the answer to the command that was applied.
         answered: ids of the commands about them that have their answer, though perhaps not their commit.
         cases: by source partition and lane, the cases that are open.
+        resolved: by id, how the cases that the letters name were closed.
     """
 
     replayed: dict[str, CommandAnswer] = field(default_factory=dict)
     answered: set[str] = field(default_factory=set)
     cases: dict[tuple[Partition, str], list[str]] = field(default_factory=dict)
+    resolved: dict[str, str] = field(default_factory=dict)
 
 
 def told_of(settings: Settings, records: Iterable[StoredRecord], wanted: Iterable[Wanted]) -> Told:
     """Fold the records of the review topics."""
-    ids, lanes = set(), set()
+    ids, lanes, own_cases = set(), set(), set()
     for each in wanted:
         ids.add(each.forward_id)
         lanes.add((each.source, each.lane))
+        own_cases.add(each.letter.case_id)
 
     def is_theirs(news: ReviewNews) -> bool:
+        if news.event == "resolved" and news.case_id in own_cases and news.resolution is not None:
+            told.resolved[news.case_id] = news.resolution
         return ((news.topic, news.partition), lane_of(news)) in lanes
 
     told, book = Told(), CaseBook(settings.group, wanted=is_theirs)
@@ -183,6 +188,43 @@ def told_of(settings: Settings, records: Iterable[StoredRecord], wanted: Iterabl
     for news in book.open():
         told.cases.setdefault(((news.topic, news.partition), lane_of(news)), []).append(news.case_id)
     return told
+
+
+_ENDING: Final = frozenset({"replay", "replay-with", "run-again", "mark-done"})
+"""Actions of a case that leave nothing to replay of its letter; after the others it may still run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """What the review topics say of one letter.
+
+    Attributes:
+        state: `open`, `case open` (that has to be decided first), `replayed`, or `done` by its case.
+        case_id: the open case, "".
+        replays: how often this letter was replayed.
+    """
+
+    state: str
+    case_id: str = ""
+    replays: int = 0
+
+
+def fates_of(
+    settings: Settings, records: Iterable[StoredRecord], found: Iterable[DeadLetter]
+) -> dict[str, Fate]:
+    """By letter id; those of which nobody could read whose they are have none."""
+    wanted = [each for each in map(wanted_of, found) if each is not None]
+    told = told_of(settings, records, wanted)
+    return {each.letter.letter_id: _fate(each, told) for each in wanted}
+
+
+def _fate(each: Wanted, told: Told) -> Fate:
+    if each.forward_id in told.replayed:
+        return Fate("replayed", replays=1)
+    cases, own = told.cases.get((each.source, each.lane), []), each.letter.case_id
+    if own not in cases and told.resolved.get(own or "") in _ENDING:
+        return Fate("done")
+    return Fate("case open", own if own in cases and own else cases[0]) if cases else Fate("open")
 
 
 def names_of(wanted: Iterable[Wanted]) -> dict[bytes, str]:

@@ -81,6 +81,7 @@ def replay_many(
             commands_for(),
             rate=rate,
             wait_s=wish.wait_s,
+            most_cases=settings.lanes.max_open_cases_per_partition,
             told=lambda now: say(f"{now.sent} of {len(chosen)} sent, {_counts(now)}"),
         )
     _tell(tally, facts, gone, {each.forward_id: each.letter.letter_id for each in chosen}, wish.form)
@@ -146,6 +147,13 @@ def _end_many(tally: Tally, queued_before: int, gone: Sequence[Wanted], words: A
             f"{counted(left, 'command')} queued and not answered yet; each is applied once, by the worker "
             "that owns its partition",
             mend=f"run the same command again to go on; {words.line('offsets', 'show')} tells who owns what",
+        )
+    if tally.stopped:
+        raise RefusedError(
+            f"stopped after {counted(tally.ended_in_case, 'new case')} (lanes.max_open_cases_per_partition); "
+            "the rest was not sent",
+            mend=f"see what they ended in: {words.line('review', 'list')}; once that is mended, run the same "
+            "command again",
         )
     if tally.refused:
         raise RefusedError(f"{tally.refused} of {tally.sent} were refused: those stay in the DLQ as they are")

@@ -162,6 +162,7 @@ def rerun(
                 rerunning.commands(settings, made, who, said, timeout_s=timeout),
                 rate=rate,
                 wait_s=wait,
+                most_cases=settings.lanes.max_open_cases_per_partition,
                 told=lambda now: say(f"{now.sent} of {len(made.chosen)} sent, {_counts(now)}"),
             )
         deadline_s = time.monotonic() + wait
@@ -334,6 +335,13 @@ def _end(tally: Tally, chosen: int, older: int, run: int, words: Asked) -> None:
             "that owns its partition",
             mend=f"run the same command again with --run {run} to go on; "
             f"{words.line('offsets', 'show')} tells who owns the partition",
+        )
+    if tally.stopped:
+        raise LanewayError(
+            f"stopped after {counted(tally.ended_in_case, 'new case')} "
+            f"(lanes.max_open_cases_per_partition); {chosen - tally.sent} of {chosen} were not asked for",
+            mend=f"see what they ended in: {words.line('review', 'list')}; once that is mended, run the same "
+            f"command again with --run {run}",
         )
     if tally.sent < chosen:
         raise IncompleteError(

@@ -11,7 +11,7 @@ from laneway.cli.rerun import _end, _sentences
 from laneway.cli.suggested import asked
 from laneway.consumer.operations.many import Tally
 from laneway.consumer.operations.rerun import Found, Plan, Records
-from laneway.errors import IncompleteError
+from laneway.errors import IncompleteError, LanewayError
 from laneway.lanes.command import COMMAND_FORMAT, Command, Repeat
 
 PLACE = ("invoices", 3)
@@ -47,6 +47,15 @@ def test_a_record_that_nobody_reads_is_told_by_whose_rules(configured: bool, sai
     """Who uses the workers' file already is not sent to look for it, but to where the record is."""
     lines = _sentences(Records([], 1), Plan(1), [], partial(WORDS.unreadable, configured=configured))
     assert said in "\n".join(lines)
+
+
+def test_a_handler_that_is_broken_for_all_ends_the_rerun() -> None:
+    """The command ends with 1, says how many it left, and how to go on."""
+    tally = Tally(sent=110, applied=110, ended_in_case=110, stopped=True)
+    with pytest.raises(LanewayError, match="890 of 1000 were not asked for") as failed:
+        _end(tally, 1000, 0, 7, WORDS)
+    assert failed.value.exit_code == 1
+    assert "--run 7" in failed.value.mend
 
 
 def test_what_could_not_be_asked_for_is_no_success() -> None:

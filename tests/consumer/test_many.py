@@ -23,7 +23,10 @@ class Owner:
         dies_after: answers nothing beyond so many.
     """
 
-    def __init__(self, *, refuses: int = 0, dies_after: int | None = None, at_once: int = 50) -> None:
+    def __init__(
+        self, *, refuses: int = 0, dies_after: int | None = None, at_once: int = 50, next_case: str = ""
+    ) -> None:
+        self._next_case = next_case
         self.sent: dict[str, int | None] = {}
         self.got: list[Command] = []
         self.most_waiting = 0
@@ -50,7 +53,8 @@ class Owner:
         refused = self._refuses > 0
         self._refuses -= refused
         event, why = ("refused", "no") if refused else ("applied", "")
-        return CommandAnswer(1, event, command_id, "skip", "a", "r", "c", "k", "g", "t", 0, 0, 1, why)
+        answer = CommandAnswer(1, event, command_id, "skip", "a", "r", "c", "k", "g", "t", 0, 0, 1, why)
+        return msgspec.structs.replace(answer, next_case=self._next_case)
 
 
 def commands(count: int) -> list[Command]:
@@ -60,9 +64,11 @@ def commands(count: int) -> list[Command]:
     ]
 
 
-def through(owner: Owner, count: int, *, rate: float = 1e9, wait_s: float = 0.2) -> Tally:
+def through(
+    owner: Owner, count: int, *, rate: float = 1e9, wait_s: float = 0.2, most_cases: int | None = None
+) -> Tally:
     """Send so many through it."""
-    return send_all(cast("Commands", owner), commands(count), rate=rate, wait_s=wait_s)
+    return send_all(cast("Commands", owner), commands(count), rate=rate, wait_s=wait_s, most_cases=most_cases)
 
 
 def test_all_are_sent_once_in_order_and_counted() -> None:
@@ -88,6 +94,17 @@ def test_it_is_no_faster_than_asked() -> None:
     began_s = time.monotonic()
     assert through(Owner(), 30, rate=100).applied == 30
     assert time.monotonic() - began_s >= 0.28
+
+
+def test_it_stops_when_they_end_in_cases() -> None:
+    """A handler that is broken for all: no more than asked for and what is on its way become cases."""
+    owner = Owner(next_case="case", at_once=10)
+    tally = through(owner, 10 * WINDOW, most_cases=100)
+    assert tally.stopped
+    assert (tally.ended_in_case, tally.unanswered) == (tally.sent, 0)
+    assert tally.sent <= 100 + WINDOW
+    assert not through(Owner(next_case="case"), 99, most_cases=100).stopped
+    assert through(Owner(), 10 * WINDOW, most_cases=100).sent == 10 * WINDOW
 
 
 @pytest.mark.parametrize("count", [0, 1])

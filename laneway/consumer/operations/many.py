@@ -34,6 +34,7 @@ class Tally:
         ended_in_case: applied ones whose delivery ended in a new case.
         outcomes: how many deliveries came to what.
         notable: the first answers that are refusals, or name a new case.
+        stopped: so many ended in a new case that no more were sent.
     """
 
     sent: int = 0
@@ -42,6 +43,7 @@ class Tally:
     ended_in_case: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
     notable: list[CommandAnswer] = field(default_factory=list)
+    stopped: bool = False
 
     @property
     def unanswered(self) -> int:
@@ -67,12 +69,15 @@ def send_all(
     *,
     rate: float,
     wait_s: float,
+    most_cases: int | None = None,
     told: Callable[[Tally], None] = lambda _: None,
 ) -> Tally:
     """Send them all and hear their answers; stop when none has come for `wait_s`.
 
     Args:
         rate: at most so many a second.
+        most_cases: send no more once so many have ended in a new case: a bad release is not a thousand of
+            them, and nothing else bounds those that people ask for.
         told: hears of the progress every few seconds.
 
     Raises:
@@ -99,6 +104,8 @@ def send_all(
         for answer in commands.heard(min(0.1, 1 / rate)):
             tally.take(answer)
             heard_s = time.monotonic()
+        if more and most_cases is not None and tally.ended_in_case >= most_cases:
+            more, tally.stopped = False, True
         if commands.sent and time.monotonic() - heard_s > wait_s:
             break
         if time.monotonic() - told_s >= _TOLD_S:

@@ -53,13 +53,20 @@ def test_every_reason_has_a_next_step(reason: str) -> None:
     ("reason", "line"),
     [
         ("effect-conflict", "`laneway ledger lookup '{0}' -b h:1 -g g`"),
-        ("sequence-stale", "`laneway ledger lookup '{0}' -b h:1 -g g`"),
         ("rejected", "`laneway dlq list -b h:1 -g g`"),
     ],
 )
 def test_a_command_in_the_next_step_goes_where_the_reader_asked(reason: str, line: str) -> None:
     """It carries the options that were given, and names what it is about: it can be copied as it stands."""
     assert line in next_step(news(reason), WORDS)
+
+
+def test_a_stale_record_is_not_sent_to_look_for_what_nobody_did() -> None:
+    """Nothing was done under its effect key, so the way on is its publisher and not the ledger."""
+    step = next_step(news("sequence-stale", holds=False), WORDS)
+    assert "nothing was done under its effect key" in step
+    assert "published with the next number of key '{key}'" in step
+    assert "ledger lookup" not in step
 
 
 def test_what_the_file_of_a_replay_must_be_is_said() -> None:

@@ -36,8 +36,8 @@ app = typer.Typer(
 _NEXT: Final[dict[str, str]] = {
     "sequence-gap": "Ask the publisher of key {key} for sequence {sequence}. If it is late, let it come: "
     "it is taken by itself, and this case closes as predecessor-arrived. If it was never sent, have it sent.",
-    "sequence-stale": "The record at {place} was not run, and nothing was done under its effect key. If it is "
-    "still wanted, have it published with the next number of key {key}.",
+    "sequence-stale": "The record at {place} was not run, and nothing was done under its effect key. If it "
+    "is still wanted, have it published with the next number of key {key}.",
     "effect-conflict": "The record at {place} was not run. Compare its payload with the one that made the "
     "effect: `{lookup}` tells its position.",
     "outcome-unknown": "Look at the target for effect {effect} before anything else: running it blindly "

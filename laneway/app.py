@@ -44,6 +44,7 @@ def load_app(spec: str) -> Pipeline[Any]:
         module = _import_module(target)
     where = f"{target}:{attribute}" if attribute else target
     found = _attribute(module, attribute, where) if attribute else _only_pipeline(module, where)
+    _refuse_a_handler(found, module, where, target)
     pipeline = _as_pipeline(found, where)
     if not pipeline.has_handler:
         raise AppImportError(
@@ -200,13 +201,28 @@ def _only_pipeline(module: ModuleType, where: str) -> object:
 
 
 def _names_that_look_right(module: ModuleType) -> list[str]:
-    """Pipelines first, then the module's own functions."""
+    """Its Pipelines; only where there are none, its own functions."""
     own = [(name, value) for name, value in vars(module).items() if not name.startswith("_")]
     pipelines = [name for name, value in own if isinstance(value, Pipeline)]
     functions = [
         name for name, value in own if inspect.isfunction(value) and value.__module__ == module.__name__
     ]
-    return pipelines + functions
+    return pipelines or functions
+
+
+def _refuse_a_handler(found: object, module: ModuleType, where: str, target: str) -> None:
+    """Its Pipeline is what was meant: alone, the function would run without that one's payload and decoder.
+
+    Raises:
+        AppImportError: it names the Pipeline.
+    """
+    for name, value in vars(module).items():
+        if isinstance(value, Pipeline) and value.is_handled_by(found):
+            raise AppImportError(
+                "it is the handler of a Pipeline, not an application of its own",
+                where=where,
+                mend=f"you mean {target}:{name}",
+            )
 
 
 def _as_pipeline(found: object, where: str) -> Pipeline[Any]:

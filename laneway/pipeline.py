@@ -154,6 +154,10 @@ class Pipeline(Generic[T]):
         self.life = lifespan_of(function)
         return function
 
+    def is_handled_by(self, function: object) -> bool:
+        """Whether that is its handler."""
+        return self._handler is not None and self._handler.function is function
+
     def _register(self, handler: Handler) -> None:
         if self._handler is not None:
             raise AppImportError(

@@ -190,12 +190,23 @@ def test_our_own_refusal_keeps_its_words(tmp_path: Path) -> None:
 
 
 def test_a_missing_name_lists_those_that_look_right() -> None:
-    """Case 44: pipelines and functions of the module are offered; imported ones are not."""
+    """Case 44: the module's pipelines are offered; without any, its functions, and none that it imported."""
     write("shop.py", "from os.path import join\n" + GOOD.format(name="reminders"))
     message = refusal("shop:reminder")
     assert "there is no 'reminder' in it" in message
-    assert "reminders, handle" in message
-    assert "join" not in message
+    assert "names that could be meant: reminders" in message
+    assert "handle" not in message
+    write("shop2.py", "from os.path import join\ndef handle(delivery): ...\n")
+    assert "names that could be meant: handle" in refusal("shop2:reminder")
+    assert "join" not in refusal("shop2:reminder")
+
+
+def test_the_handler_of_a_pipeline_is_not_run_without_it() -> None:
+    """Named alone it would lose the pipeline's payload and decoder, so the pipeline is offered instead."""
+    write("shop.py", GOOD.format(name="reminders"))
+    message = refusal("./shop.py:handle")
+    assert "it is the handler of a Pipeline" in message
+    assert "you mean ./shop.py:reminders" in message
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import typer
 from laneway.cli import ledger_places, options
 from laneway.cli.columns import Column, listed
 from laneway.cli.output import Format, emit, escaped, say
-from laneway.cli.resolve import Actor, Done, Said, Wait, default_actor, reason_of, text_of
+from laneway.cli.resolve import Actor, Done, Wait, default_actor, reason_of, text_of
 from laneway.cli.review import read_cases
 from laneway.cli.suggested import Asked, asked
 from laneway.consumer.inspection import offsets as inspect_offsets
@@ -31,7 +31,10 @@ from laneway.lanes.command import COMMAND_FORMAT, Command
 from laneway.lanes.lane import Lane
 from laneway.lanes.record import effect_key_of, keyed_lane, lane_of_one, sequence_key_of
 
-LaneKey = Annotated[str | None, typer.Option("--lane", metavar="KEY", help="Only this sequence key.")]
+LaneKey = Annotated[
+    str | None, typer.Option("--lane", "--key", metavar="KEY", help="Only this sequence key.")
+]
+Said = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; it is kept with the pause.")]
 EffectLane = Annotated[
     str | None,
     typer.Option("--effect", metavar="KEY", help="Only this effect key, of a record without order."),

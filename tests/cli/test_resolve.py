@@ -89,6 +89,7 @@ def news(reason: str = "rejected", *, key: str | None = "k", holds: bool = True)
         (("pause", *WHERE), "--reason"),
         (("pause", "--lane", "a", "--effect", "b", "--reason", "r", *WHERE), "name two things"),
         (("resume", "--lane", "", "--reason", "r", *WHERE), "--lane: it is empty"),
+        (("pause", "--key", "a", "--effect", "b", "--reason", "r", *WHERE), "name two things"),
         (("lanes", "list", "--older", "soon", *WHERE), "'soon' is not a duration"),
     ],
 )

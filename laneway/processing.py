@@ -31,6 +31,7 @@ from laneway.lanes.failures import (
     class_name,
     classify,
     invalid_payload,
+    leaves,
 )
 from laneway.lanes.record import Record
 from laneway.lanes.verdict import ACK, Ack, Outcome, Reject, Retry, Review
@@ -312,5 +313,9 @@ def _frames(error: BaseException) -> Iterator[str]:
             code = trace.tb_frame.f_code
             yield f"  {code.co_filename}:{trace.tb_lineno} in {code.co_qualname}"
             trace = trace.tb_next
+        if isinstance(current, BaseExceptionGroup):
+            # What came of a task group stands in it, not behind it.
+            current = next(iter(leaves(current)), None)
+            continue
         implied = None if current.__suppress_context__ else current.__context__
         current = implied if current.__cause__ is None else current.__cause__

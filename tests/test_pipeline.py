@@ -197,6 +197,24 @@ def test_what_is_not_done_is_not_an_ack(answer: Callable[[], object]) -> None:
 # What a handler raises
 
 
+def test_the_frames_of_a_task_group_are_those_of_what_failed_in_it(caplog: pytest.LogCaptureFixture) -> None:
+    """The group itself says nothing: who mends it needs the line of the task."""
+
+    def fail_in_a_task() -> None:
+        raise ValueError(PRIVATE)
+
+    def handle(delivery: Delivery[Any]) -> None:
+        try:
+            fail_in_a_task()
+        except ValueError as error:
+            raise ExceptionGroup(PRIVATE, [error]) from None
+
+    outcome = run(handle)
+    assert "fail_in_a_task" in caplog.text
+    assert "builtins.ValueError" in outcome.error_class
+    assert PRIVATE not in caplog.text
+
+
 @pytest.mark.parametrize(
     ("error", "verdict", "cause"),
     [

@@ -19,6 +19,8 @@ from types import TracebackType
 from laneway.lanes.verdict import Outcome, Reject, Retry, Review, Wait
 
 MAX_REASON_CHARS = 200
+MAX_NAMES = 3
+"""Classes of a group that its name tells."""
 READ_AGAIN_MS = 1000
 """How long to wait for a decoder that only says that it cannot read now."""
 
@@ -114,6 +116,13 @@ def classify(error: BaseException, temporary: tuple[type[BaseException], ...]) -
         )
     if isinstance(error, temporary):
         return Outcome(Retry("temporary-failure"), "temporary-failure", name, mark)
+    if isinstance(error, BaseExceptionGroup):
+        # Of a task group: it means what all that is in it means, where that is one thing and no end.
+        inner = [classify(each, temporary) for each in leaves(error)]
+        if inner and len({type(each.verdict) for each in inner}) == 1:
+            first = inner[0]
+            if isinstance(first.verdict, Retry | Wait):
+                return Outcome(first.verdict, first.cause, name, mark)
     return Outcome(Review("unclassified-failure", ""), "unclassified-failure", name, mark)
 
 
@@ -132,14 +141,28 @@ def invalid_payload(detail: str) -> Outcome:
 
 
 def class_name(error: BaseException) -> str:
-    """Module and qualified name of the exception's class."""
+    """Module and qualified name of the exception's class; of a group also of those in it."""
     kind = type(error)
-    return f"{kind.__module__}.{kind.__qualname__}"
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    if not isinstance(error, BaseExceptionGroup):
+        return name
+    return f"{name}[{', '.join(sorted({class_name(each) for each in leaves(error)})[:MAX_NAMES])}]"
+
+
+def leaves(group: BaseExceptionGroup[BaseException]) -> Sequence[BaseException]:
+    """What is in a group, and in the groups in it."""
+    found: list[BaseException] = []
+    for each in group.exceptions:
+        found += leaves(each) if isinstance(each, BaseExceptionGroup) else (each,)
+    return found
 
 
 def fingerprint(error: BaseException) -> str:
     """Twelve hex digits, the same for errors of one class from the same place in the code."""
-    parts = [class_name(error), *(f"{name}:{line}" for name, line in _frames(error.__traceback__))]
+    traces = [error.__traceback__]
+    if isinstance(error, BaseExceptionGroup):
+        traces += [each.__traceback__ for each in leaves(error)[:1]]
+    parts = [class_name(error), *(f"{name}:{line}" for trace in traces for name, line in _frames(trace))]
     return hashlib.sha256("|".join(parts).encode("utf-8", "replace")).hexdigest()[:12]
 
 

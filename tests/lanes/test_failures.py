@@ -42,6 +42,11 @@ class ShyFailure(TemporaryFailure):
         (ConnectionResetError(), Retry("temporary-failure")),
         (KeyError("Jane Doe"), Review("unclassified-failure", "")),
         (HandlerSignal("?"), Review("unclassified-failure", "")),
+        (ExceptionGroup("", [TimeoutError(), TemporaryFailure("b")]), Retry("temporary-failure")),
+        (ExceptionGroup("", [ExceptionGroup("", [Unavailable(250, "crm")])]), Wait(250, "crm")),
+        (ExceptionGroup("", [TimeoutError(), Unavailable(250)]), Review("unclassified-failure", "")),
+        (ExceptionGroup("", [TimeoutError(), KeyError()]), Review("unclassified-failure", "")),
+        (ExceptionGroup("", [PermanentFailure("gone")]), Review("unclassified-failure", "")),
     ],
     ids=lambda part: repr(part) if isinstance(part, BaseException) else "",
 )
@@ -62,6 +67,15 @@ def test_nothing_of_a_foreign_message_is_kept() -> None:
     assert "4111" not in repr(outcome)
     assert outcome.error_class == "builtins.ValueError"
     assert len(outcome.fingerprint) == 12
+
+
+def test_a_group_is_told_by_what_is_in_it() -> None:
+    """Whoever looks at a case of a task group sees which classes failed, and tells two such cases apart."""
+    group = ExceptionGroup("card 4111-1111", [KeyError("4111"), ExceptionGroup("", [ValueError("4111")])])
+    outcome = classify(group, ())
+    assert outcome.error_class == "builtins.ExceptionGroup[builtins.KeyError, builtins.ValueError]"
+    assert "4111" not in repr(outcome)
+    assert outcome.fingerprint != classify(ExceptionGroup("", [KeyError("4111")]), ()).fingerprint
 
 
 def raised(error: Exception) -> Exception:

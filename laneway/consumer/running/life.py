@@ -105,8 +105,5 @@ class Life:
 
 
 def _named(error: BaseException | None) -> str:
-    """The class of an error, and of those in it; never a message."""
-    if error is None:
-        return "cancelled"
-    inner = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
-    return ", ".join(class_name(each) for each in inner) or class_name(error)
+    """The class of an error; never a message."""
+    return "cancelled" if error is None else class_name(error)

@@ -152,10 +152,10 @@ def resolve(
     ],
     reason: Said,
     case_id: Annotated[
-        str | None, typer.Argument(metavar="[CASE]", help="Its id; none with --where or --key.")
+        str | None, typer.Argument(metavar="CASE", help="Its id; none with --where or --key.")
     ] = None,
     what: Annotated[
-        str | None, typer.Argument(metavar="[FILE|N]", help="FILE of replay-with, N of set-next.")
+        str | None, typer.Argument(metavar="FILE|N", help="FILE of replay-with, N of set-next.")
     ] = None,
     config: options.ConfigFile = None,
     sets: options.Sets = None,
@@ -203,7 +203,7 @@ def resolve(
         raise UsageError("one case is named and many are asked for", mend="give CASE, or --where and --key")
     if not many and case_id is None:
         raise UsageError("no case is named", mend="give its id, or --where NAME=VALUE for many")
-    wanted = _wanted(action, reason, actor, what, result_key, many=many)
+    wanted = _wanted(action, reason, actor, what, result_key, case_id=case_id, words=words)
     if many:
         resolve_many.resolve_many(
             loaded.settings,
@@ -236,17 +236,27 @@ def resolve(
 
 
 def _wanted(
-    action: str, reason: str, actor: str | None, what: str | None, result_key: str | None, *, many: bool
+    action: str,
+    reason: str,
+    actor: str | None,
+    what: str | None,
+    result_key: str | None,
+    *,
+    case_id: str | None,
+    words: Asked,
 ) -> Wanted:
     if action not in _CASE_ACTIONS:
         raise UsageError(f"{action!r} is no action", mend=f"there are {', '.join(_CASE_ACTIONS)}")
     takes = {"replay-with": "a FILE", "set-next": "a number N"}.get(action)
-    if many and takes:
+    if case_id is None and takes:
         raise UsageError(
             f"{action} takes {takes}, which is not the same for many cases", mend="give one CASE"
         )
     if takes and what is None:
-        raise UsageError(f"{action} needs {takes}", mend=f"write it behind the case: --action {action} ...")
+        assert case_id is not None, "refused above"
+        which = (case_id, "--action", action, takes.rpartition(" ")[2])
+        whole = words.line("review", "resolve", *which, "--reason", reason)
+        raise UsageError(f"{action} needs {takes}", mend=f"write it behind the action: {whole}")
     if what is not None and not takes:
         raise UsageError(f"{action} takes nothing besides the case, and {what!r} is one thing more")
     if result_key is not None and action != "mark-done":

@@ -69,6 +69,10 @@ def news(reason: str = "rejected", *, key: str | None = "k", holds: bool = True)
         ((*RESOLVE, "--action", "skip", "--reason", "r", *WHERE), "no case is named"),
         ((*RESOLVE, "c", "--key", "k", "--action", "skip", "--reason", "r", *WHERE), "one case is named"),
         ((*RESOLVE, "c", "--action", "set-next", "--reason", "r", *WHERE), "needs a number"),
+        (
+            (*RESOLVE, "c", "--action", "set-next", "--reason", "r", *WHERE),
+            "laneway review resolve c --action set-next N --reason r -b",
+        ),
         ((*RESOLVE, "c", "x", "--action", "set-next", "--reason", "r", *WHERE), "'x' is no sequence"),
         ((*RESOLVE, "c", "5", "--action", "skip", "--reason", "r", *WHERE), "'5' is one thing more"),
         ((*RESOLVE, "c", "--action", "replay-with", "--reason", "r", *WHERE), "needs a FILE"),

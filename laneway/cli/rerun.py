@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
@@ -156,7 +157,7 @@ def rerun(
             _tell(Tally(), facts, output)
             return
         options.confirm(f"repeat {counted(len(made.chosen), 'effect')} as run {number}?", yes=yes)
-        with Commands(settings, cluster, names) as sending:
+        with _going_on(number), Commands(settings, cluster, names) as sending:
             tally = send_all(
                 sending,
                 rerunning.commands(settings, made, who, said, timeout_s=timeout),
@@ -325,6 +326,17 @@ def _tell(tally: Tally, facts: dict[str, Cell], form: Format) -> None:
         say(f"effect {escaped(answer.effect_key)}: {answer.why or answer.outcome}{new}")
     if waiting := tally.outcomes["retry_wait"]:
         say(f"{counted(waiting, 'effect')} failed and wait for their next attempt; how they end shows later")
+
+
+@contextmanager
+def _going_on(run: int) -> Iterator[None]:
+    """An error while commands are sent says how to go on: without the number, what was sent happens twice."""
+    try:
+        yield
+    except LanewayError as error:
+        first = f"{error.mend}; " if error.mend else ""
+        error.mend = f"{first}run the same command again with --run {run}, or what was sent happens twice"
+        raise
 
 
 def _end(tally: Tally, chosen: int, older: int, run: int, words: Asked) -> None:

@@ -7,11 +7,11 @@ from functools import partial
 
 import pytest
 
-from laneway.cli.rerun import _end, _sentences
+from laneway.cli.rerun import _end, _going_on, _sentences
 from laneway.cli.suggested import asked
 from laneway.consumer.operations.many import Tally
 from laneway.consumer.operations.rerun import Found, Plan, Records
-from laneway.errors import IncompleteError, LanewayError
+from laneway.errors import IncompleteError, LanewayError, UnreachableError
 from laneway.lanes.command import COMMAND_FORMAT, Command, Repeat
 
 PLACE = ("invoices", 3)
@@ -47,6 +47,14 @@ def test_a_record_that_nobody_reads_is_told_by_whose_rules(configured: bool, sai
     """Who uses the workers' file already is not sent to look for it, but to where the record is."""
     lines = _sentences(Records([], 1), Plan(1), [], partial(WORDS.unreadable, configured=configured))
     assert said in "\n".join(lines)
+
+
+def test_brokers_that_go_away_in_the_middle_do_not_make_it_happen_twice() -> None:
+    """What was sent is queued, so the next thing to type has the number of this run."""
+    with pytest.raises(UnreachableError) as failed, _going_on(7):
+        raise UnreachableError("gone", where="b:1", mend="look")
+    assert failed.value.mend.startswith("look; run the same command again with --run 7, or")
+    assert failed.value.exit_code == 3
 
 
 def test_a_handler_that_is_broken_for_all_ends_the_rerun() -> None:

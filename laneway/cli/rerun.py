@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, NoReturn
 
 import typer
 
@@ -80,7 +80,9 @@ def rerun(
     ] = None,
     run: Annotated[
         int | None,
-        typer.Option("--run", metavar="N", min=1, help="Go on with this rerun.  [default: a new number]"),
+        typer.Option(
+            "--run", metavar="N", min=1, help="Go on with this rerun, which exists.  [default: a new number]"
+        ),
     ] = None,
     config: options.ConfigFile = None,
     sets: options.Sets = None,
@@ -133,6 +135,8 @@ def rerun(
         records = rerunning.find(settings, spans, _fits(key, effect), limit=limit, timeout_s=timeout)
         given = (config, sets, bootstrap, group)
         known = _known(given, names[0], records, state_dir, timeout)
+        if not records.found:
+            _tell_nothing(records, partial(words.unreadable, configured=has_file))
         number = run if run is not None else rerunning.next_run(records, known)
 
         def still_queued() -> Mapping[str, tuple[Command, int]]:
@@ -141,6 +145,9 @@ def rerun(
             )
 
         in_queue = still_queued()
+        runs = rerunning.runs_of(records, known) | {rerunning.run_of(each) for each, _ in in_queue.values()}
+        if run is not None and run not in runs:
+            _refuse_run(run, runs)
         before = {name: each for name, each in in_queue.items() if rerunning.run_of(each[0]) == number}
         made = rerunning.plan(
             records,
@@ -171,6 +178,34 @@ def rerun(
             time.sleep(_LOOK_S)
     _tell(tally, facts, output)
     _end(tally, len(made.chosen), len(older), number, words)
+
+
+def _tell_nothing(records: Records, unreadable: Callable[[int], str]) -> NoReturn:
+    """End a command that has nothing to do.
+
+    Raises:
+        typer.Exit: with 1.
+    """
+    say("nothing was found: no record in this range fits")
+    if records.unreadable:
+        say(unreadable(records.unreadable))
+    raise typer.Exit(1)
+
+
+def _refuse_run(run: int, runs: frozenset[int]) -> NoReturn:
+    """Refuse a number that nobody has begun: a slip of a finger would make every effect happen again.
+
+    Raises:
+        RefusedError: always.
+    """
+    known = ", ".join(map(str, sorted(runs)))
+    raise RefusedError(
+        f"there is no run {run} of these records",
+        where="--run",
+        mend=f"leave it out for a new run, or go on with one that exists: {known}"
+        if known
+        else "leave it out for a new run",
+    )
 
 
 def _fits(key: str | None, effect: str | None) -> rerunning.Fits:

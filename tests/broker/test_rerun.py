@@ -137,6 +137,12 @@ def test_each_effect_once_more_through_every_crash(
     none_left = typed(*words, "-y", "--run", "1")
     assert none_left.code == 0, none_left
     assert json.loads(none_left.out)["chosen"] == 0
+    unknown = typed(*words, "-y", "--run", "99")
+    assert unknown.code == 4, "a slip of a finger is no new run"
+    assert "there is no run 99" in unknown.err
+    assert "go on with one that exists: 1" in unknown.err
+    nothing = typed(*words, "-y", "--key", "nosuch")
+    assert (nothing.code, "nothing was found" in nothing.err) == (1, True), nothing
     fresh = json.loads(typed(*words, "--dry-run").out)
     assert (fresh["run"], fresh["chosen"], fresh["keys"]) == (2, total, len(KEYS))
     assert typed(*words).code == 2, "nobody is there to be asked"

@@ -105,7 +105,9 @@ def test_what_no_ledger_knows() -> None:
 def test_a_new_number_is_new() -> None:
     """It is above every number that one of these effects has had."""
     assert rerun.next_run(records(), known()) == 1
+    assert rerun.runs_of(records(), known()) == frozenset()
     before = known(a2=(STATES.SUCCEEDED, 4))
+    assert rerun.runs_of(records(), before) == {4}
     assert rerun.next_run(records(), before) == 5
     assert rerun.plan(records(), before, 5, by_number=True).before == {4: 1}
 

@@ -146,8 +146,13 @@ def find(
 
 def next_run(records: Records, known: Mapping[Partition, Mapping[str, Effect]]) -> int:
     """A number that none of these effects has had."""
-    runs = (known.get(each.place, {}).get(each.effect_key) for each in records.found)
-    return 1 + max((effect.run for effect in runs if effect is not None), default=0)
+    return 1 + max(runs_of(records, known), default=0)
+
+
+def runs_of(records: Records, known: Mapping[Partition, Mapping[str, Effect]]) -> frozenset[int]:
+    """The numbers that these effects have had."""
+    effects = (known.get(each.place, {}).get(each.effect_key) for each in records.found)
+    return frozenset(effect.run for effect in effects if effect is not None and effect.run)
 
 
 def plan(

@@ -13,6 +13,7 @@ from laneway.cli import ledger_places, options
 from laneway.cli.columns import Column, age_text, detailed, instant_text, listed
 from laneway.cli.ledger_places import Sizes
 from laneway.cli.output import Format, emit, say
+from laneway.cli.suggested import asked
 from laneway.lanes.effect import Effect
 from laneway.lanes.record import Channel, is_lane_of_one, sequence_key_of
 from laneway.lanes.view import ChannelMark
@@ -61,9 +62,14 @@ class _Ledger:
 
 
 def _attempts(found: _Found) -> str:
-    if found.max_attempts is None:
-        return str(found.effect.attempt)
-    return f"{found.effect.attempt} of {found.max_attempts}"
+    effect, most = found.effect, found.max_attempts
+    if most is None:
+        return str(effect.attempt)
+    # Each replay and rerun counts on, and has a budget of its own.
+    again = effect.attempt > most or effect.replay is not None or effect.run > 0
+    return (
+        f"{effect.attempt} (up to {most} since the last replay)" if again else f"{effect.attempt} of {most}"
+    )
 
 
 def _effect_columns(now_ms: int) -> tuple[Column[_Found], ...]:
@@ -154,7 +160,8 @@ def lookup(
 
     With replication = "changelog" the ledger topic is read through, from any machine; with "local" the stores
     of this one. With -b and -g alone: its stores where it has a state directory, else the topic. Exit 1 when
-    no ledger knows it: not delivered yet, in hand, past retention, or with "local" on another machine.
+    no ledger knows it: not delivered yet, parked behind its key (`lanes explain KEY`), in hand, past its
+    retention, or with "local" on another machine.
     """
     options.require_utf8(effect_key, "the effect key")
     looked = ledger_places.where(
@@ -184,6 +191,8 @@ def lookup(
             if names
             else "not found: there is no store to look in"
         )
+        explain = asked(config, sets, bootstrap, group, sources).line("lanes", "explain", "KEY")
+        say(f"it was not delivered, is in hand, past retention, or parked behind its key: {explain}")
         raise typer.Exit(1)
 
 

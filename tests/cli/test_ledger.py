@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from laneway.cli.main import main
@@ -57,6 +58,24 @@ def test_the_configuration_is_enough(owned: list[Ledger], capsys: pytest.Capture
     """-g with the default state_dir, and the attempts that its delays allow."""
     assert main(["ledger", "lookup", "b", "-g", "reminders", "-X", "retry.delays_ms=[5]"]) == 0
     assert "1 of 2" in capsys.readouterr().out
+
+
+def test_attempts_of_replays_are_not_counted_against_one_budget(
+    owned: list[Ledger], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A replay counts on and has a budget of its own, so nothing is ever "9 of 2"."""
+    again = msgspec.structs.replace(effect(EffectState.RETRY_WAIT), attempt=9)
+    owned[0].apply([PutEffect("r", again)], meta(2), [])
+    assert main(["ledger", "lookup", "r", "-g", "reminders", "-X", "retry.delays_ms=[5]"]) == 0
+    out = capsys.readouterr().out
+    assert "9 (up to 2 since the last replay)" in out
+    assert "9 of" not in out
+
+
+def test_what_is_not_found_may_be_parked(owned: list[Ledger], capsys: pytest.CaptureFixture[str]) -> None:
+    """A parked record has no effect yet: the command that shows it behind its key is named."""
+    assert main(["ledger", "lookup", "nosuch", "-g", "reminders"]) == 1
+    assert "parked behind its key: laneway lanes explain KEY -g reminders" in capsys.readouterr().err
 
 
 def test_another_groups_directory_is_refused(owned: list[Ledger], capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,7 +28,10 @@ app = typer.Typer(
 def _blocked_by(row: Standing) -> str | None:
     """What a person should look at: a partition without lag whose keys are held is not well either."""
     cases = row.note.open_cases if row.note else 0
-    return row.blocked_by or (f"{cases} open case{'s' if cases > 1 else ''}" if cases else None)
+    reasons = [row.blocked_by]
+    if cases and "open case" not in row.blocked_by:
+        reasons.append(counted(cases, "open case"))
+    return "; ".join(filter(None, reasons)) or None
 
 
 _COLUMNS: tuple[Column[Standing], ...] = (

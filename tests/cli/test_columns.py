@@ -96,6 +96,11 @@ def test_open_cases_stand_in_the_table_of_offsets() -> None:
     cells = dict(zip(shown.columns, shown.rows[0], strict=True))
     assert (cells["parked"], cells["blocked_by"]) == (7, "3 open cases")
     assert listed("offsets.show", offsets._COLUMNS, [row], Format.JSON).columns.count("open_cases") == 1
+    paused = replace(row, blocked_by="paused by ann: moving house")
+    assert offsets._blocked_by(paused) == "paused by ann: moving house; 3 open cases"
+    assert offsets._blocked_by(replace(row, blocked_by="no member owns it; 3 open cases")) == (
+        "no member owns it; 3 open cases"
+    )
 
 
 def test_a_promise_is_told_behind_its_scenario() -> None:

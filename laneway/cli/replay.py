@@ -176,10 +176,16 @@ def _replay_one(settings: Settings, cluster: Cluster, which: str, wish: Wish, wo
     say(_described(wanted, ledgers.get(wanted.source), settings, wish))
     original = next(
         letters.with_bytes(
-            settings, cluster, [wanted], out_of_order=wish.out_of_order, timeout_s=wish.timeout_s
+            settings,
+            cluster,
+            [wanted],
+            out_of_order=wish.out_of_order,
+            timeout_s=wish.timeout_s,
+            corrected=wish.value is not None,
         )
     )[1]
-    if original is None and wish.value is None:
+    is_whole = original is not None and not (wanted.letter.stub and original.value is None)
+    if not is_whole and wish.value is None:
         raise RefusedError(
             "its value was too large for the DLQ, and the source topic has the record no more",
             where=where,
@@ -188,7 +194,7 @@ def _replay_one(settings: Settings, cluster: Cluster, which: str, wish: Wish, wo
     letter = original or wanted.as_letter(out_of_order=wish.out_of_order)
     if wish.value is not None:
         raw = Raw(letter.key, letter.value, letter.headers, letter.timestamp_ms)
-        if original is not None:
+        if is_whole:
             _compare(settings, wanted, raw, wish, words)
         letter = msgspec.structs.replace(letter, value=None)
     if wish.dry_run:

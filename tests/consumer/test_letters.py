@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +13,8 @@ import pytest
 from laneway.cli.replay_wish import conditions
 from laneway.consumer.inspection.dead_letters import DeadLetter, letter_of
 from laneway.consumer.inspection.topics import StoredRecord
+from laneway.consumer.kafka.cluster import Partition, Watermarks
+from laneway.consumer.operations import letters
 from laneway.consumer.operations.letters import (
     Chosen,
     Fate,
@@ -28,7 +30,7 @@ from laneway.consumer.operations.letters import (
 from laneway.consumer.settings.model import Settings
 from laneway.errors import UsageError
 from laneway.lanes.admission import Order
-from laneway.lanes.command import COMMAND_FORMAT, Command
+from laneway.lanes.command import COMMAND_FORMAT, Command, Letter
 from laneway.lanes.effect import Effect, EffectState, Replay
 from laneway.lanes.forward import Forwarder, Home, ReviewNews
 from laneway.lanes.lane import Hold, HoldKind, Lane
@@ -261,3 +263,38 @@ def test_memory_follows_the_letters_without_their_bytes() -> None:
         tracemalloc.stop()
     assert len(chosen.letters) == 200
     assert peak < 10_000_000
+
+
+class Gone:
+    """A cluster whose source topic has nothing any more."""
+
+    def partition_counts(self, names: Sequence[str]) -> Mapping[str, int]:
+        """Four of each."""
+        return dict.fromkeys(names, 4)
+
+    def watermarks(self, partitions: Sequence[Partition]) -> Mapping[Partition, Watermarks]:
+        """All deleted."""
+        return {place: Watermarks(9, 9) for place in partitions}
+
+
+def test_a_corrected_value_keeps_the_key_and_the_headers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of a letter whose own value was too large and is gone: only the value is another one."""
+    whole = stored()
+    headers = (*whole.headers, ("tenant", b"acme"), ("laneway-stub", b"value-too-large"))
+    record = replace(whole, value=None, headers=headers)
+    bare = wanted_of(letter_of(record, "reminders"))
+    assert bare is not None
+    assert bare.letter.stub
+    monkeypatch.setattr(letters, "read", lambda *_, **__: iter([record]))
+
+    def given(*, corrected: bool) -> Letter | None:
+        found = letters.with_bytes(
+            SETTINGS, Gone(), [bare], out_of_order=True, timeout_s=1, corrected=corrected
+        )
+        return next(iter(found))[1]
+
+    assert given(corrected=False) is None
+    found = given(corrected=True)
+    assert found is not None
+    assert (found.key, found.value, found.headers) == (b"a", None, (("tenant", b"acme"),))
+    assert found.out_of_order

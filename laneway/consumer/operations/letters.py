@@ -357,9 +357,19 @@ def command_of(
 
 
 def with_bytes(
-    settings: Settings, cluster: Marks, wanted: Sequence[Wanted], *, out_of_order: bool, timeout_s: float
+    settings: Settings,
+    cluster: Marks,
+    wanted: Sequence[Wanted],
+    *,
+    out_of_order: bool,
+    timeout_s: float,
+    corrected: bool = False,
 ) -> Iterator[tuple[Wanted, Letter | None]]:
     """The letters with their bytes, a few at a time; None for one whose bytes are nowhere any more.
+
+    Args:
+        corrected: another value comes in the place of theirs, so those whose value is nowhere are given
+            without one: key and headers are theirs all the same.
 
     Raises:
         IncompleteError: the deadline passed, for the few that are read at a time.
@@ -380,7 +390,10 @@ def with_bytes(
         done = [each for each in some if _place(each) in found]
         for each in done:
             record = found.pop(_place(each))
-            yield each, _filled(settings, cluster, each, record, out_of_order, timeout_s)
+            letter = _filled(settings, cluster, each, record, out_of_order, timeout_s)
+            if letter is None and corrected and record.offset >= 0:
+                letter = _as_published(each, record, None, out_of_order)
+            yield each, letter
         if not done:
             return
         kept = {_place(each) for each in done}
@@ -420,6 +433,10 @@ def _filled(
         if original is None or hashlib.sha256(original.value or b"").hexdigest() != each.letter.sha256:
             return None
         value = original.value
+    return _as_published(each, record, value, out_of_order)
+
+
+def _as_published(each: Wanted, record: StoredRecord, value: bytes | None, out_of_order: bool) -> Letter:
     return msgspec.structs.replace(
         each.as_letter(out_of_order=out_of_order),
         key=record.key,

@@ -87,6 +87,11 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
+def verb(count: int, one: str, many: str) -> str:
+    """The form that agrees with a number: `1 fits` and `2 fit`."""
+    return one if count == 1 else many
+
+
 def age_text(age_ms: int | None) -> str | None:
     """A span in its two largest units, `3m12s`; less than a second is `0s`."""
     if age_ms is None:

@@ -12,7 +12,7 @@ from typing import Annotated, Final
 import typer
 
 from laneway.cli import options
-from laneway.cli.columns import Column, age_text, detailed, instant_text, listed
+from laneway.cli.columns import Column, age_text, detailed, instant_text, listed, verb
 from laneway.cli.output import Cell, Format, Table, emit, say
 from laneway.cli.review import answered
 from laneway.cli.suggested import WHY, Asked, asked
@@ -202,10 +202,18 @@ def list_(
             )
             fates, _ = _fates(settings, cluster, found.letters, topics, timeout)
         if found.copies:
-            say(f"{found.copies} copies of records listed here are left out (same forward id)")
+            copies = verb(
+                found.copies, "copy of a record listed here is", "copies of records listed here are"
+            )
+            say(f"{found.copies} {copies} left out (same forward id)")
         strangers = sum(not letter.ours for letter in found.letters)
         if strangers:
-            say(f"{strangers} of these records were not written by this group, so nothing is known of them")
+            were = verb(
+                strangers,
+                "was not written by this group, so nothing is known of it",
+                "were not written by this group, so nothing is known of them",
+            )
+            say(f"{strangers} of these records {were}")
         table = listed("dlq.list", _columns(_now_ms(), fates), found.letters, output, facts)
         return replace(table, lists={"next_commands": _further(found.letters, fates, words)})
 

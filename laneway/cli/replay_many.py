@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from laneway.cli import options
-from laneway.cli.columns import Column, counted, listed
+from laneway.cli.columns import Column, counted, listed, verb
 from laneway.cli.output import Cell, Format, Table, emit, escaped, say
 from laneway.cli.replay_wish import NAMELESS, TOLD, Wish, looked_at
 from laneway.cli.suggested import Asked
@@ -48,8 +48,7 @@ def replay_many(
     oldest = sorted(found.ready, key=lambda each: (each.letter.failed_ms or 0, each.source, each.offset))
     # Of one key in the order in which its records were published.
     chosen = sorted(oldest[:limit], key=lambda each: (each.offset, each.source))
-    facts: dict[str, Cell] = {
-        "group": settings.group,
+    counts = {
         "fit": len(wanted) + all_of_them.nameless,
         "nameless": all_of_them.nameless,
         "over": len(found.over),
@@ -58,7 +57,8 @@ def replay_many(
         "out_of_order": found.late,
         "chosen": len(chosen),
     }
-    say(_plan(facts, found))
+    facts: dict[str, Cell] = {"group": settings.group, **counts}
+    say(_plan(counts, found))
     gone: list[Wanted] = []
     if wish.dry_run or not chosen:
         _tell(Tally(), facts, gone, {}, wish.form)
@@ -88,16 +88,29 @@ def replay_many(
     _end_many(tally, found.queued, gone, words)
 
 
-def _plan(facts: Mapping[str, Cell], found: Sorted) -> str:
-    lines = [f"{facts['fit']} dead letters fit; {facts['chosen']} of them are replayed, the oldest first"]
-    if facts["nameless"]:
-        lines.append(f"{facts['nameless']} are left out: {NAMELESS}")
-    if facts["over"]:
-        lines.append(f"{facts['over']} are over: replayed already, or their effect has come to its end since")
-    if facts["queued_before"]:
-        lines.append(f"{facts['queued_before']} have a command queued already and are left to it")
-    if facts["out_of_order"]:
-        lines.append(f"{facts['out_of_order']} RUN OUT OF ORDER: later records of their keys have run")
+def _plan(counts: Mapping[str, int], found: Sorted) -> str:
+    fit, chosen = counts["fit"], counts["chosen"]
+    lines = [
+        f"{counted(fit, 'dead letter')} {verb(fit, 'fits', 'fit')}; {chosen} of them "
+        f"{verb(chosen, 'is', 'are')} replayed, the oldest first"
+    ]
+    if nameless := counts["nameless"]:
+        lines.append(f"{nameless} {verb(nameless, 'is', 'are')} left out: {NAMELESS}")
+    if over := counts["over"]:
+        lines.append(
+            f"{over} {verb(over, 'is', 'are')} over: replayed already, or {verb(over, 'its', 'their')} effect "
+            "has come to its end since"
+        )
+    if before := counts["queued_before"]:
+        has = verb(before, "has a command queued already and is", "have a command queued already and are")
+        lines.append(f"{before} {has} left to it")
+    if late := counts["out_of_order"]:
+        runs = verb(
+            late,
+            "RUNS OUT OF ORDER: later records of its key",
+            "RUN OUT OF ORDER: later records of their keys",
+        )
+        lines.append(f"{late} {runs} have run")
     if found.refused:
         lines.append(f"{len(found.refused)} may not be replayed now:")
         lines += [f"  {wanted.letter.letter_id}: {why}" for wanted, why in found.refused[:TOLD]]

@@ -17,7 +17,7 @@ from typing import Annotated, Final, NoReturn
 import typer
 
 from laneway.cli import ledger_places, options
-from laneway.cli.columns import Column, counted, listed
+from laneway.cli.columns import Column, counted, listed, verb
 from laneway.cli.output import Cell, Format, Table, emit, escaped, say
 from laneway.cli.resolve import Actor, Wait, default_actor, reason_of, text_of
 from laneway.cli.suggested import Asked, asked
@@ -313,18 +313,22 @@ def _facts(
 def _sentences(
     records: Records, made: Plan, queued: Sequence[Command], unreadable: Callable[[int], str]
 ) -> list[str]:
+    chosen, fit = len(made.chosen), len(records.found)
     lines = [
-        f"run {made.run}: {counted(len(made.chosen), 'effect')} of {counted(made.keys, 'key')} happen once "
-        f"more, of {counted(len(records.found), 'record')} that fit"
+        f"run {made.run}: {counted(chosen, 'effect')} of {counted(made.keys, 'key')} "
+        f"{verb(chosen, 'happens', 'happen')} once more, of {counted(fit, 'record')} that "
+        f"{verb(fit, 'fits', 'fit')}"
     ]
     lines += [
-        f"  {count} of them have happened once more in run {run} already; --run {run} goes on with that run"
+        f"  {count} of them {verb(count, 'has', 'have')} happened once more in run {run} already; "
+        f"--run {run} goes on with that run"
         for run, count in sorted(made.before.items())
     ]
     wanted = {(found.place, found.effect_key) for found in made.chosen.values()}
     runs = Counter(rerunning.run_of(each) for each in queued if rerunning.effects_of([each]) & wanted)
     lines += [
-        f"  {count} of them are queued in run {run} too, and happen in both; --run {run} goes on with that"
+        f"  {count} of them {verb(count, 'is', 'are')} queued in run {run} too, and "
+        f"{verb(count, 'happens', 'happen')} in both; --run {run} goes on with that"
         for run, count in sorted(runs.items())
         if run != made.run
     ]
@@ -360,7 +364,10 @@ def _tell(tally: Tally, facts: dict[str, Cell], form: Format) -> None:
         new = f", in case {answer.next_case}" if answer.next_case else ""
         say(f"effect {escaped(answer.effect_key)}: {answer.why or answer.outcome}{new}")
     if waiting := tally.outcomes["retry_wait"]:
-        say(f"{counted(waiting, 'effect')} failed and wait for their next attempt; how they end shows later")
+        waits = verb(
+            waiting, "waits for its next attempt; how it ends", "wait for their next attempt; how they end"
+        )
+        say(f"{counted(waiting, 'effect')} failed and {waits} shows later")
 
 
 @contextmanager

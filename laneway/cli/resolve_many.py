@@ -7,11 +7,11 @@ and what is queued is left to the worker that finds it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from laneway.cli import options
-from laneway.cli.columns import Column, counted, listed
+from laneway.cli.columns import Column, counted, listed, verb
 from laneway.cli.output import Cell, Format, Table, emit, say
 from laneway.cli.review import read_cases
 from laneway.cli.suggested import Asked
@@ -45,6 +45,8 @@ _NOTABLE: Final[tuple[Column[CommandAnswer], ...]] = (
     Column("next_case", lambda answer: answer.next_case or None),
     Column("why", lambda answer: answer.why or None),
 )
+
+_OUTCOMES: Final = ("succeeded", "retry_wait", "quarantined", "in_review")
 
 
 def conditions(where: Sequence[str], key: str | None) -> Condition:
@@ -111,15 +113,14 @@ def resolve_many(
         )
         taken = {command.case_id for command, _ in before.values()}
         chosen = [news for news in permitted if news.case_id not in taken][:limit]
-        facts: dict[str, Cell] = {
-            "group": settings.group,
-            "action": action,
+        counts = {
             "open": len(opened),
             "not_permitted": len(opened) - len(permitted),
             "queued_before": len(taken),
             "chosen": len(chosen),
         }
-        say("\n".join([_plan(action, facts), *_checks(chosen)]))
+        facts: dict[str, Cell] = {"group": settings.group, "action": action, **counts}
+        say("\n".join([_plan(action, counts), *_checks(chosen)]))
         if dry_run or not chosen:
             _tell(Tally(), facts, form)
             _refuse_rest(Tally(), len(taken) if not dry_run else 0, words)
@@ -137,12 +138,19 @@ def resolve_many(
     _refuse_rest(tally, len(taken), words)
 
 
-def _plan(action: str, facts: dict[str, Cell]) -> str:
-    lines = [f"{facts['open']} open cases fit; {action} for {facts['chosen']} of them, the oldest first"]
-    if facts["not_permitted"]:
-        lines.append(f"{facts['not_permitted']} do not permit it and are left alone")
-    if facts["queued_before"]:
-        lines.append(f"{facts['queued_before']} have a command queued already and are left to it")
+def _plan(action: str, counts: Mapping[str, int]) -> str:
+    fit, others, before = counts["open"], counts["not_permitted"], counts["queued_before"]
+    lines = [
+        f"{counted(fit, 'open case')} {verb(fit, 'fits', 'fit')}; {action} for {counts['chosen']} of them, "
+        "the oldest first"
+    ]
+    if others:
+        lines.append(
+            f"{others} {verb(others, 'does not permit it and is', 'do not permit it and are')} left alone"
+        )
+    if before:
+        has = verb(before, "has a command queued already and is", "have a command queued already and are")
+        lines.append(f"{before} {has} left to it")
     return "\n".join(lines)
 
 
@@ -162,16 +170,21 @@ def _counts(tally: Tally) -> str:
 
 
 def _tell(tally: Tally, facts: dict[str, Cell], form: Format) -> None:
+    outcomes = {name: tally.outcomes[name] for name in _OUTCOMES}
     counts: dict[str, Cell] = {
         **facts,
         "sent": tally.sent,
         "applied": tally.applied,
         "refused": tally.refused,
+        **outcomes,
         "ended_in_case": tally.ended_in_case,
         "unanswered": tally.unanswered,
     }
     if form is Format.TABLE:
-        rows = [(name.replace("_", "-"), value) for name, value in counts.items()]
+        # Most actions run nothing, so only what came about is told.
+        rows = [
+            (name.replace("_", "-"), value) for name, value in counts.items() if value or name not in outcomes
+        ]
         emit(Table("review.resolve-many", ("field", "value"), rows), form)
         for answer in tally.notable:
             new = f", in case {answer.next_case}" if answer.next_case else ""

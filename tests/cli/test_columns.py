@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from laneway.cli import demo, offsets
-from laneway.cli.columns import Column, age_text, counted, detailed, instant_text, listed
+from laneway.cli.columns import Column, age_text, counted, detailed, instant_text, listed, verb
 from laneway.cli.output import Format, render
 from laneway.cli.story.stage import Promise
 from laneway.consumer.inspection.offsets import Standing
@@ -113,3 +113,4 @@ def test_a_promise_is_told_behind_its_scenario() -> None:
 def test_a_number_agrees_with_its_noun() -> None:
     """One thing is told of as one."""
     assert [counted(count, "finding") for count in (0, 1, 2)] == ["0 findings", "1 finding", "2 findings"]
+    assert [verb(count, "fits", "fit") for count in (0, 1, 2)] == ["fit", "fits", "fit"]

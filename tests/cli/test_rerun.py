@@ -28,9 +28,10 @@ def test_a_second_rerun_of_the_same_is_told_before_it_is_asked_for() -> None:
     """Who was interrupted and types no number hears that effects are about to happen twice."""
     plan = Plan(3, {(PLACE, 0): Found(PLACE, 0, "ka", "a1")}, before=Counter({2: 1}))
     said = "\n".join(_sentences(Records([]), plan, [queued("a1", 2), queued("a9", 2), queued("a1", 3)], str))
-    assert "1 of them have happened once more in run 2 already; --run 2 goes on with that run" in said
-    assert "1 of them are queued in run 2 too, and happen in both" in said
+    assert "1 of them has happened once more in run 2 already; --run 2 goes on with that run" in said
+    assert "1 of them is queued in run 2 too, and happens in both" in said
     assert "in run 3 too" not in said
+    assert "run 3: 1 effect of 0 keys happens once more, of 0 records that fit" in said
 
 
 @pytest.mark.parametrize(

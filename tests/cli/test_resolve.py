@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from laneway.cli import resolve
+from laneway.cli import replay_many, resolve, resolve_many
 from laneway.cli.main import main
+from laneway.cli.output import Format
 from laneway.cli.resolve import Wanted, described, will
 from laneway.cli.resolve_many import conditions
 from laneway.cli.suggested import asked
 from laneway.consumer.operations import corrected
+from laneway.consumer.operations.letters import Sorted
+from laneway.consumer.operations.many import Tally
 from laneway.consumer.settings.load import load
 from laneway.errors import RefusedError, UsageError
 from laneway.lanes.case import REASONS, Case
@@ -213,3 +218,30 @@ def test_conditions_all_have_to_hold() -> None:
     assert not conditions(["fingerprint=f00"], "other")(news())
     with pytest.raises(UsageError, match="is no condition"):
         conditions(["reason"], None)
+
+
+def test_what_is_planned_for_many_agrees_in_number() -> None:
+    """One case or letter is told of as one, and several as several."""
+    counts = {"open": 1, "chosen": 1, "not_permitted": 1, "queued_before": 2}
+    assert resolve_many._plan("replay", counts).splitlines() == [
+        "1 open case fits; replay for 1 of them, the oldest first",
+        "1 does not permit it and is left alone",
+        "2 have a command queued already and are left to it",
+    ]
+    some = {"fit": 2, "chosen": 1, "nameless": 0, "over": 1, "queued_before": 0, "out_of_order": 1}
+    assert replay_many._plan(some, Sorted()).splitlines() == [
+        "2 dead letters fit; 1 of them is replayed, the oldest first",
+        "1 is over: replayed already, or its effect has come to its end since",
+        "1 RUNS OUT OF ORDER: later records of its key have run",
+    ]
+
+
+def test_how_many_deliveries_wait_for_a_retry_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    """A decided record that failed for now is neither done nor in a case: the count says where it went."""
+    tally = Tally(sent=3, applied=3, outcomes=Counter(retry_wait=2, succeeded=1))
+    resolve_many._tell(tally, {}, Format.TABLE)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["retry-wait", "2"] in lines
+    assert not any("quarantined" in line for line in lines), "most actions run nothing"
+    resolve_many._tell(tally, {}, Format.JSON)
+    assert json.loads(capsys.readouterr().out)["quarantined"] == 0

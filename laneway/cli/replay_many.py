@@ -98,8 +98,8 @@ def _plan(counts: Mapping[str, int], found: Sorted) -> str:
         lines.append(f"{nameless} {verb(nameless, 'is', 'are')} left out: {NAMELESS}")
     if over := counts["over"]:
         lines.append(
-            f"{over} {verb(over, 'is', 'are')} over: replayed already, or {verb(over, 'its', 'their')} effect "
-            "has come to its end since"
+            f"{over} {verb(over, 'is', 'are')} over: replayed already, or {verb(over, 'its', 'their')} "
+            "effect has come to its end since"
         )
     if before := counts["queued_before"]:
         has = verb(before, "has a command queued already and is", "have a command queued already and are")

@@ -164,9 +164,20 @@ class Night:
 def leads_to(night: Night, cause: str, opening: Sequence[str] = OPENING) -> None:
     """Whatever is typed first tells the cause, or names the command that does, or one that names it.
 
+    A worker tells once a second how it stands, and a partition may move: who sees nothing looks once more.
+
     Args:
         cause: a pattern of the words that tell it.
     """
+
+    def led() -> bool:
+        _lead(night, cause, opening)
+        return True
+
+    eventually(led, 30, f"the way to the cause\n{night.at.worker.stderr()[-2000:]}", poll_s=0.2)
+
+
+def _lead(night: Night, cause: str, opening: Sequence[str]) -> None:
     said: dict[str, str] = {}
     for line in opening:
         heard: list[str] = []

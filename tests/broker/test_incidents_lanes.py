@@ -138,13 +138,8 @@ def test_a_dependency_that_one_key_misses(cluster: Cluster, names: Names, tmp_pa
     at.mark(DOWN)
     at.publish(note(KEY, 1, "needs the bank"), note("customer-18", 1))
     night = Night(at, "dependency-down")
-
-    def told() -> bool:
-        leads_to(night, "1 lane waits .* unavailable .the bank is down.", [*OPENING, explain(KEY)])
-        return True
-
     with at.worker.start():
-        eventually(told, 30, "the words for it", poll_s=0.2)
+        leads_to(night, "1 lane waits .* unavailable .the bank is down.", [*OPENING, explain(KEY)])
         at.mark(DOWN, there=False)
         accounted(at, KEY, effects(1))
 

@@ -332,6 +332,11 @@ def _sentences(
         for run, count in sorted(runs.items())
         if run != made.run
     ]
+    if made.by_hand:
+        lines.append(
+            f"  {made.by_hand} of them {verb(made.by_hand, 'was', 'were')} marked done by a person: "
+            "here the handler does what somebody else has done"
+        )
     lines += [f"  {made.left[word]} left alone: {text}" for word, text in _LEFT.items() if made.left[word]]
     if records.unreadable:
         lines.append(f"  {unreadable(records.unreadable)}")

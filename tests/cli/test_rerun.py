@@ -50,6 +50,13 @@ def test_a_record_that_nobody_reads_is_told_by_whose_rules(configured: bool, sai
     assert said in "\n".join(lines)
 
 
+def test_what_a_person_has_marked_done_is_told() -> None:
+    """The handler is about to do what somebody did by other means."""
+    plan = Plan(1, {(PLACE, 0): Found(PLACE, 0, "ka", "a1")}, by_hand=1)
+    said = "\n".join(_sentences(Records([]), plan, [], str))
+    assert "1 of them was marked done by a person" in said
+
+
 def test_brokers_that_go_away_in_the_middle_do_not_make_it_happen_twice() -> None:
     """What was sent is queued, so the next thing to type has the number of this run."""
     with pytest.raises(UnreachableError) as failed, _going_on(7):

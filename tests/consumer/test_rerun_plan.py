@@ -89,6 +89,15 @@ def test_what_was_corrected_by_hand_is_left_alone() -> None:
     assert plan.left[rerun.CORRECTED] == 1
 
 
+def test_what_a_person_has_done_is_told() -> None:
+    """An effect that was marked done was not made by the handler; who repeats it hears of that."""
+    effects = known()
+    effects[PLACE]["a2"] = msgspec.structs.replace(effects[PLACE]["a2"], reason="mark-done")
+    plan = rerun.plan(records(), effects, 1, by_number=True)
+    assert plan.by_hand == 1
+    assert "a2" in chain(plan)
+
+
 def test_what_is_queued_is_not_asked_for_twice() -> None:
     """A command that waits for its worker is left to it."""
     plan = rerun.plan(records(), known(), 1, by_number=True, queued=frozenset({(PLACE, "a2")}))

@@ -93,6 +93,7 @@ class Plan:
         left: how many records are left alone, by a fixed word.
         keys: lanes of which something is repeated.
         before: of the records, how many made an effect that was repeated before, by the number of that run.
+        by_hand: of the records, how many made no effect: a person said that it had happened.
     """
 
     run: int
@@ -101,6 +102,7 @@ class Plan:
     left: Counter[str] = field(default_factory=Counter)
     keys: int = 0
     before: Counter[int] = field(default_factory=Counter)
+    by_hand: int = 0
 
 
 def find(
@@ -181,6 +183,8 @@ def plan(
             made.left[word] += 1
         elif effect is not None and effect.run:
             made.before[effect.run] += 1
+        elif effect is not None:
+            made.by_hand += effect.reason == "mark-done"
         # What this run has done, or failed at, stays the one before.
         if effect is not None and word != COPY and (word in {"", QUEUED} or effect.run == run):
             number = effect.sequence if by_number else each.offset

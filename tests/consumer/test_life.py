@@ -92,15 +92,16 @@ def test_a_lifespan_that_fails_as_it_is_entered_ends_the_start(handler: str) -> 
         lives.close(DEADLINE_S)
 
 
+@pytest.mark.parametrize("kind", [ValueError, SystemExit])
 @pytest.mark.parametrize("handler", ["def", "async"])
 def test_a_lifespan_that_fails_as_it_is_left_spoils_nothing(
-    handler: str, caplog: pytest.LogCaptureFixture
+    handler: str, kind: type[BaseException], caplog: pytest.LogCaptureFixture
 ) -> None:
     """All is settled by then: the failure is told, without its message, and the worker ends as it would."""
 
     def broken() -> Iterator[None]:
         yield
-        raise ValueError("4711-PRIVATE")
+        raise kind("4711-PRIVATE")
 
     pipeline = pipeline_of(handler, "def", [])
     pipeline.life = None
@@ -109,7 +110,7 @@ def test_a_lifespan_that_fails_as_it_is_left_spoils_nothing(
         lives = Life(pipeline.life, pool)
         lives.open(never)
         lives.close(DEADLINE_S)
-    assert "builtins.ValueError" in caplog.text
+    assert f"builtins.{kind.__name__}" in caplog.text
     assert "4711-PRIVATE" not in caplog.text
 
 

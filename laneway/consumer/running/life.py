@@ -90,7 +90,7 @@ class Life:
             elif isinstance(self._pool, LoopPool) and self._entered.done():
                 self._pool.loop.call_soon_threadsafe(self._leave.set)
                 self._lived.result(timeout_s)
-        except Exception as error:  # noqa: BLE001 - all is settled: theirs must not make it look unsettled
+        except BaseException as error:  # noqa: BLE001 - all is settled, and the ledgers are still to be closed
             log.error("the lifespan failed as it was left: %s", class_name(error))
 
     async def _live(self, make: Callable[[], Manager]) -> None:

@@ -134,7 +134,12 @@ class Outside:
         before, effect_key = self._last_first.get(lane, (place - 1, ""))
         if place > before:
             self._last_first[lane] = place, record.effect_key
-        elif not (self._books.is_thinned(*lane) or self._begins_anew(lane, effect_key)):
+        elif not (
+            self._books.is_thinned(*lane)
+            or self._begins_anew(lane, effect_key)
+            # A dead letter in turn, as far as the ledger knows: what ran behind it was lost, and comes again.
+            or (run.letter and (lane[0], effect_key) not in self._recorded)
+        ):
             self._broken(2, f"{place} happened after {before}", run)
 
     def cut_off(self, run: HandlerRun) -> None:

@@ -199,7 +199,8 @@ class Judging:
         record.prior = effect
         if record.channel is Channel.RETRY:
             return self._judge_retry(work, record, effect, now_ms)
-        step = PLACES[self._place(record, work.state.last, self._rules.first_sequence), held(work.state)]
+        last = self._last_known(work, record, effect, known)
+        step = PLACES[self._place(record, last, self._rules.first_sequence), held(work.state)]
         if step is Step.PARK:
             healed = self._ledger.gap_healed_by(record, work.state) if work.state.pause else None
             books.settle(*self._settling.park(record, work.state, now_ms, healed), work)
@@ -242,6 +243,24 @@ class Judging:
             books.settle(*done, work)
             return False
         return self._start(work, record, now_ms)
+
+    def _last_known(self, work: Work, record: Record, effect: Effect | None, known: Known) -> int | None:
+        """The last sequence that has run; in an increasing lane also what a former owner may have run.
+
+        What stands behind an outcome that nobody knows is parked, and what is parked goes by its number. So
+        one that came later, and would have been stale, must not go before what may have happened.
+        """
+        last = work.state.last
+        if not (record.parked and self._rules.intents and self._rules.order is Order.INCREASING):
+            return last
+        if effect is not None and effect.state is EffectState.RUNNING:
+            return last
+        begun = [
+            each.sequence
+            for each in known.values()
+            if each is not None and each.state is EffectState.RUNNING and each.lane == work.lane
+        ]
+        return max([*begun, *([] if last is None else [last])], default=None)
 
     def _place(self, record: Record, last: int | None, first_sequence: int | None) -> Place:
         """Where a record stands in its lane. Without a sequence key it has no number, only its arrival."""

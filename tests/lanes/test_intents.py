@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from laneway.lanes.admission import Order
 from laneway.lanes.effect import EffectState
 from laneway.lanes.failures import Unavailable, classify
 from laneway.lanes.settling import Rules
@@ -94,6 +95,24 @@ def test_an_intent_that_was_not_durable_is_no_intent() -> None:
     assert driver.effects() == ["a1"]
     assert driver.cases() == []
     driver.check_at_rest()
+
+
+def test_what_came_later_does_not_go_before_what_may_have_happened() -> None:
+    """Parked records of an increasing lane go by number; a stale one stays stale through a crash (S7)."""
+    driver = Operated(Rules(intents=True, order=Order.INCREASING))
+    driver.produce_many("a", 1, 5, 7)
+    driver.poll()
+    intend(driver)
+    for run in driver.hand_out():
+        driver.step(run)
+    driver.produce_many("a", 2)
+    driver.crash()
+    driver.rest()
+    assert driver.cases() == ["outcome-unknown"]
+    done = driver.effects()
+    driver.applied("discard", driver.case("outcome-unknown"))
+    assert driver.effects() == done, "2 ran although 5 and 7 may have"
+    assert sorted(driver.cases()) == ["outcome-unknown", "sequence-stale"]
 
 
 def test_a_retry_is_not_run_blindly_either() -> None:

@@ -367,7 +367,9 @@ def test_ledger_lookup_of_an_unknown_effect(story: Story) -> None:
     said = story.laneway("ledger", "lookup", "fine/99", "--state-dir", str(story.state_dir))
     source = story.names.source
     assert (said.code, said.out) == (1, "")
-    assert said.err.strip() == f"not found in 2 stores: {source}-0, {source}-1"
+    where, otherwise = said.err.splitlines()
+    assert where == f"not found in 2 stores: {source}-0, {source}-1"
+    assert "laneway lanes explain KEY" in otherwise
 
 
 def test_ledger_stats(story: Story) -> None:

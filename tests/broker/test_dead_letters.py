@@ -279,6 +279,11 @@ def test_a_killed_bulk_replay_goes_on(cluster: Cluster, names: Names, tmp_path: 
         ]
         assert by_error[0]["keys"]
         assert by_error[0]["first_ms"] <= by_error[0]["last_ms"]
+        # Nothing more comes for them, and the count comes all the same.
+        counted = f"{BULK} more dead letters: refused; `laneway dlq list --reason refused`"
+        eventually(
+            lambda: counted in at.worker.stderr(), 30, "the count of those that were not told", poll_s=0.2
+        )
         at.mark(FIXED)
         words = ("dlq", "replay", "--fingerprint", by_error[0]["fingerprint"], "--rate", "100")
         arguments = [*words, "--reason", "fixed", "--actor", "ann", "-y", "-o", "json"]

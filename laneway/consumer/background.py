@@ -18,16 +18,21 @@ _T = TypeVar("_T")
 
 
 class DaemonExecutor(Executor):
-    """A fixed number of daemon threads over one queue."""
+    """Daemon threads over one queue."""
 
     def __init__(self, threads: int, name: str) -> None:
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._threads = [
-            threading.Thread(target=self._work, name=f"{name}-{number}", daemon=True)
-            for number in range(threads)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._name = name
+        self._threads: list[threading.Thread] = []
+        for _ in range(threads):
+            self.add_thread()
+
+    def add_thread(self) -> None:
+        """One more, in place of one that is stuck in a call and may never come back."""
+        name = f"{self._name}-{len(self._threads)}"
+        thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
     def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
         """Run a call on one of the threads."""

@@ -15,6 +15,7 @@ from typing import Final, Protocol
 
 from confluent_kafka import Consumer, KafkaError, Producer
 
+from laneway.consumer.background import DaemonExecutor
 from laneway.consumer.changelog_truth import ChangelogTruth
 from laneway.consumer.committer import Answer, Committer
 from laneway.consumer.journal import Journal
@@ -144,6 +145,7 @@ class Changelog:
             prefix=prefix,
             executor=executor,
             notice=notice,
+            on_stuck=executor.add_thread if isinstance(executor, DaemonExecutor) else None,
         )
         self.strategy: Strategy = ChangelogTruth(
             transactions=self._transactions,

@@ -12,6 +12,7 @@ An end of a transaction names its producer, not the transaction, so one that is 
 
 from __future__ import annotations
 
+import logging
 import struct
 import threading
 import time
@@ -35,13 +36,18 @@ from laneway.consumer.kafka.errors import (
 from laneway.errors import KafkaClientError, LanewayError, UnreachableError
 from laneway.store.port import Change
 
+log = logging.getLogger("laneway")
+
 INIT_S: Final = 5.0
 FLUSH_S: Final = 1.0
 OFFSETS_S: Final = 8.0
 COMMIT_S: Final = 10.0
 ABORT_S: Final = 5.0
-HUNG_S: Final = 60.0
-"""Far beyond the timeout of any call: a client that ignores those is of no more use."""
+HUNG_S: Final = 25.0
+"""Far beyond the timeout of any call. A client that ignores those is of no more use: seen of a commit whose
+broker was killed before it answered, with librdkafka 2.16."""
+ASLEEP_S: Final = 5.0
+"""Who has not asked for so long was stopped itself, and the call with it."""
 READ_POLL_S: Final = 0.2
 READ_POLLS: Final = 10
 _PASSES: Final = frozenset({ErrorClass.UNREACHABLE, ErrorClass.RETRIABLE, ErrorClass.FENCED})
@@ -111,6 +117,7 @@ class Transactions:
         prefix: of the transactional ids of the whole group, for the message when rights are missing.
         executor: one thread, for the calls that block.
         notice: called from it when a call has ended, to wake the owner.
+        on_stuck: called when a call will not end, before the next one: the executor needs another thread.
 
     Attributes:
         is_suspect: since the transaction began a connection broke, so the client may have sent a request
@@ -126,8 +133,10 @@ class Transactions:
         prefix: str,
         executor: Executor,
         notice: Callable[[], None],
+        on_stuck: Callable[[], None] | None = None,
     ) -> None:
         self._prefix = prefix
+        self._on_stuck = on_stuck
         self.transactional_id = transactional_id
         self.is_suspect = False
         self._new_producer = new_producer
@@ -140,6 +149,7 @@ class Transactions:
         self._is_open = False
         self._call: Future[Answer] | None = None
         self._since_s = 0.0
+        self._asked_s = 0.0
 
     # -- at once
 
@@ -247,11 +257,31 @@ class Transactions:
         """
         assert self._call is not None, "no call was begun"
         if not self._call.done():
-            if time.monotonic() - self._since_s > HUNG_S:
-                raise self._hung()
-            return None
+            return self._bury() if self._is_stuck() else None
         call, self._call = self._call, None
         return call.result()
+
+    def _is_stuck(self) -> bool:
+        now_s = time.monotonic()
+        if now_s - self._asked_s > ASLEEP_S:
+            self._since_s = now_s
+        self._asked_s = now_s
+        return now_s - self._since_s > HUNG_S
+
+    def _bury(self) -> Answer:
+        """Leave a producer where it hangs. The next one of its name makes sure that nothing of it lands."""
+        if self._on_stuck is None or not self._is_ready:
+            raise self._hung()
+        log.warning(
+            "the Kafka client has not come back from a call for %g s, beyond every timeout it was given; it "
+            "is replaced, and what became of its transaction is read back",
+            HUNG_S,
+        )
+        self._on_stuck()
+        # Not dropped as others are: to purge it, or to end it, could hang as well.
+        self._call = self._producer = None
+        self._is_ready = self._is_open = False
+        return Answer(Fate.RENEW)
 
     def close(self) -> None:
         """Abort what is open, unless a call hangs. Waits for nothing: the executor's thread is joined."""
@@ -262,7 +292,7 @@ class Transactions:
 
     def _begin_call(self, call: Callable[_P, Answer], *args: _P.args, **kwargs: _P.kwargs) -> None:
         assert self._call is None, "one call at a time"
-        self._since_s = time.monotonic()
+        self._since_s = self._asked_s = time.monotonic()
         self._call = self._executor.submit(call, *args, **kwargs)
         self._call.add_done_callback(lambda _: self._notice())
 

@@ -242,6 +242,13 @@ def test_an_answer_that_does_not_come_is_not_guessed(
     assert scene.reruns() == []
 
 
+def is_running(worker: WorkerProcess, effect_key: str) -> bool:
+    """Whether an effect was handed to the handler."""
+    return any(
+        line["event"] == "running" and line["effectKey"] == effect_key for line in worker.journal(worker.pid)
+    )
+
+
 def test_a_kill_before_the_answer_repeats_nothing(
     proxied_kafka: ProxiedKafka, names: Names, tmp_path: Path, stack: ExitStack
 ) -> None:
@@ -256,8 +263,10 @@ def test_a_kill_before_the_answer_repeats_nothing(
     scene.await_live(worker)
     scene.cluster.produce(names.source, mixed(1, 1))
     scene.await_rest()
+    scene.cluster.produce(names.source, [event("plain", 2, work_ms=500)])
+    eventually(lambda: is_running(worker, "plain:2"), 20, "its handler to run")
+    # Only now: what was settled before may still have been on its way to the coordinator.
     proxy.withhold(END_TXN)
-    scene.cluster.produce(names.source, [event("plain", 2)])
     eventually(lambda: proxy.kept_back, 20, "an answer to be kept back")
     worker.kill()
     proxy.release()

@@ -159,8 +159,10 @@ def test_what_handlers_still_use_is_not_closed() -> None:
 def test_a_lifespan_that_ends_in_the_middle_ends_the_worker() -> None:
     """A background task of its own fails, and closes the pools: the worker must not go on without them."""
     pipeline: Pipeline[Any] = Pipeline()
+    opened = threading.Event()
 
     async def renew() -> None:
+        await asyncio.to_thread(opened.wait, DEADLINE_S)
         raise ValueError("4711-PRIVATE")
 
     @pipeline.lifespan
@@ -176,6 +178,7 @@ def test_a_lifespan_that_ends_in_the_middle_ends_the_worker() -> None:
         lives = Life(pipeline.life, pool)
         assert lives.failure() is None
         lives.open(never)
+        opened.set()
 
         def is_seen() -> bool:
             failure = lives.failure()

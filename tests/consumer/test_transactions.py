@@ -6,6 +6,7 @@ import struct
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -369,3 +370,65 @@ def test_a_client_that_ignores_its_timeouts_ends_the_worker(monkeypatch: pytest.
     monkeypatch.setattr(transactions, "HUNG_S", 0.0)
     with pytest.raises(KafkaClientError, match="nothing is lost"):
         port.answer()
+
+
+def test_a_producer_that_hangs_is_replaced_and_its_outcome_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit that never comes back is buried with its producer: a new one fences it (case 38)."""
+    calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
+
+    class Later(Executor):
+        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+            calls.append((fn, args))
+            return Future()
+
+    stuck: list[str] = []
+    port = Transactions(
+        "id",
+        lambda _: cast("Producer", None),
+        lambda: cast("Consumer", None),
+        prefix="",
+        executor=Later(),
+        notice=lambda: None,
+        on_stuck=lambda: stuck.append("one more thread"),
+    )
+    port._producer, port._is_ready = cast("Producer", object()), True
+    port.commit()
+    assert port.answer() is None
+    monkeypatch.setattr(transactions, "HUNG_S", -1.0)
+    assert port.answer() == Answer(Fate.RENEW)
+    assert stuck == ["one more thread"]
+    assert vars(port)["_producer"] is None, "nothing is asked of it any more"
+    port.renew()
+    assert len(calls) == 2
+
+
+def test_a_process_that_was_stopped_calls_no_call_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has not asked for a while, frozen or suspended, gives the call its time once more."""
+    now_s = [100.0]
+    monkeypatch.setattr(transactions, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+
+    class Never(Executor):
+        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+            return Future()
+
+    port = Transactions(
+        "id",
+        lambda _: cast("Producer", None),
+        lambda: cast("Consumer", None),
+        prefix="",
+        executor=Never(),
+        notice=lambda: None,
+        on_stuck=lambda: None,
+    )
+    port._producer, port._is_ready = cast("Producer", object()), True
+    port.commit()
+    now_s[0] += 600
+    assert port.answer() is None
+    answers = []
+    for _ in range(30):
+        now_s[0] += 1
+        answers.append(port.answer())
+        if answers[-1] is not None:
+            break
+    assert answers[-1] == Answer(Fate.RENEW)
+    assert len(answers) > transactions.HUNG_S

@@ -131,7 +131,7 @@ class Changelog:
         *,
         journal: Journal,
         notices: Notices,
-        executor: Executor,
+        executor: DaemonExecutor,
         notice: Callable[[], None],
     ) -> None:
         # Held as long as the process: another worker on this directory takes another number.
@@ -145,7 +145,7 @@ class Changelog:
             prefix=prefix,
             executor=executor,
             notice=notice,
-            on_stuck=executor.add_thread if isinstance(executor, DaemonExecutor) else None,
+            on_stuck=executor.add_thread,
         )
         self.strategy: Strategy = ChangelogTruth(
             transactions=self._transactions,

@@ -26,6 +26,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol, cast
 
+from laneway.consumer.running.handback import take_finished
 from laneway.lanes.failures import class_name
 from laneway.lanes.record import Record
 from laneway.lanes.run import Run
@@ -146,12 +147,7 @@ class Workers:
 
     def finished(self) -> list[Run]:
         """The runs that ended since the last call: acked to the end, or stopped earlier. Never blocks."""
-        # Cleared first: a run that ends after this line sets it again and is seen next time at the latest.
-        self._news.clear()
-        done = self._done
-        runs = []
-        while done:
-            runs.append(done.popleft())
+        runs = take_finished(self._done, self._news)
         self._in_hand -= len(runs)
         return runs
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from laneway.consumer.running.batching import Batch, Batching
+from laneway.consumer.running.handback import take_finished
 from laneway.consumer.workers import FORKED
 from laneway.delivery import Delivery
 from laneway.lanes.run import Run
@@ -74,12 +75,7 @@ class BatchThreads:
 
     def finished(self) -> list[Run]:
         """The runs that ended since the last call: acked to the end, or stopped earlier. Never blocks."""
-        # Cleared first: a run that ends after this line sets it again and is seen next time at the latest.
-        self._news.clear()
-        done = self._done
-        runs = []
-        while done:
-            runs.append(done.popleft())
+        runs = take_finished(self._done, self._news)
         self._in_hand -= len(runs)
         return runs
 

@@ -27,6 +27,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, cast
 
+from laneway.consumer.running.handback import take_finished
 from laneway.consumer.workers import FORKED, RunOwner
 from laneway.lanes.failures import class_name
 from laneway.lanes.record import Record
@@ -120,12 +121,7 @@ class LoopPool(ABC):
 
     def finished(self) -> list[Run]:
         """The runs that ended since the last call: acked to the end, or stopped earlier. Never blocks."""
-        # Cleared first: a run that ends after this line sets it again and is seen next time at the latest.
-        self._news.clear()
-        done = self._done
-        runs = []
-        while done:
-            runs.append(done.popleft())
+        runs = take_finished(self._done, self._news)
         self._in_hand -= len(runs)
         return runs
 

@@ -47,6 +47,18 @@ Watch = Annotated[
     typer.Option("--watch", metavar="SECONDS", min=0.1, help="Print it again every so often, until Ctrl+C."),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done and change nothing.")]
+KeyOfMany = Annotated[
+    str | None, typer.Option("--key", metavar="KEY", help="Many: those of this sequence or effect key.")
+]
+AtMost = Annotated[
+    int | None, typer.Option("--limit", metavar="N", min=1, help="Many: at most N, the oldest first.")
+]
+Rate = Annotated[
+    float, typer.Option("--rate", metavar="R", min=0.1, help="Many: at most R commands a second.")
+]
+ShowDifference = Annotated[
+    bool, typer.Option("--show-payload", help="Show the values of a difference too. They may be secret.")
+]
 
 
 def load_settings(

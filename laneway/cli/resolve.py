@@ -170,19 +170,11 @@ def resolve(
         list[str] | None,
         typer.Option("--where", metavar="NAME=VALUE", help="Many cases: all open ones that fit; repeatable."),
     ] = None,
-    key: Annotated[
-        str | None, typer.Option("--key", metavar="KEY", help="Many: those of this sequence or effect key.")
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option("--limit", metavar="N", min=1, help="Many: at most N, the oldest first.")
-    ] = None,
-    rate: Annotated[
-        float, typer.Option("--rate", metavar="R", min=0.1, help="Many: at most R commands a second.")
-    ] = 100.0,
+    key: options.KeyOfMany = None,
+    limit: options.AtMost = None,
+    rate: options.Rate = 100.0,
     wait: Wait = 10.0,
-    show_payload: Annotated[
-        bool, typer.Option("--show-payload", help="Show the values of a difference too. They may be secret.")
-    ] = False,
+    show_payload: options.ShowDifference = False,
     output: options.Output = Format.TABLE,
     yes: options.Yes = False,
     dry_run: options.DryRun = False,

@@ -350,21 +350,39 @@ def test_a_producer_whose_end_takes_for_ever_keeps_nobody() -> None:
         Slow.may_end.set()
 
 
-def test_a_client_that_ignores_its_timeouts_ends_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call that does not come back ends the worker with a word, and nothing is lost (case 38)."""
+class Never(Executor):
+    """Takes calls that do not come back.
 
-    class Never(Executor):
-        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-            return Future()
+    Args:
+        calls: what it was given.
+    """
 
-    port = Transactions(
+    def __init__(self, calls: list[Callable[..., Any]]) -> None:
+        self._calls = calls
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Note it."""
+        self._calls.append(fn)
+        return Future()
+
+
+def without_client(executor: Executor, on_stuck: Callable[[], None] | None = None) -> Transactions:
+    """One that has nobody to ask."""
+    return Transactions(
         "id",
         lambda _: cast("Producer", None),
         lambda: cast("Consumer", None),
         prefix="",
-        executor=Never(),
+        executor=executor,
         notice=lambda: None,
+        on_stuck=on_stuck,
     )
+
+
+def test_a_client_that_ignores_its_timeouts_ends_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that does not come back ends the worker with a word, and nothing is lost (case 38)."""
+
+    port = without_client(Never([]))
     port.renew()
     assert port.answer() is None
     monkeypatch.setattr(transactions, "HUNG_S", 0.0)
@@ -374,23 +392,9 @@ def test_a_client_that_ignores_its_timeouts_ends_the_worker(monkeypatch: pytest.
 
 def test_a_producer_that_hangs_is_replaced_and_its_outcome_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     """A commit that never comes back is buried with its producer: a new one fences it (case 38)."""
-    calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
-
-    class Later(Executor):
-        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-            calls.append((fn, args))
-            return Future()
-
+    calls: list[Callable[..., Any]] = []
     stuck: list[str] = []
-    port = Transactions(
-        "id",
-        lambda _: cast("Producer", None),
-        lambda: cast("Consumer", None),
-        prefix="",
-        executor=Later(),
-        notice=lambda: None,
-        on_stuck=lambda: stuck.append("one more thread"),
-    )
+    port = without_client(Never(calls), on_stuck=lambda: stuck.append("one more thread"))
     port._producer, port._is_ready = cast("Producer", object()), True
     port.commit()
     assert port.answer() is None
@@ -407,19 +411,7 @@ def test_a_process_that_was_stopped_calls_no_call_stuck(monkeypatch: pytest.Monk
     now_s = [100.0]
     monkeypatch.setattr(transactions, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
 
-    class Never(Executor):
-        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-            return Future()
-
-    port = Transactions(
-        "id",
-        lambda _: cast("Producer", None),
-        lambda: cast("Consumer", None),
-        prefix="",
-        executor=Never(),
-        notice=lambda: None,
-        on_stuck=lambda: None,
-    )
+    port = without_client(Never([]), on_stuck=lambda: None)
     port._producer, port._is_ready = cast("Producer", object()), True
     port.commit()
     now_s[0] += 600

@@ -26,6 +26,12 @@ from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, Ne
 
 T = TypeVar("T")
 DEADLINE_S = 30.0
+QUICK_TO_GIVE_UP: Mapping[str, int] = {
+    "request.timeout.ms": 3000,
+    "socket.timeout.ms": 5000,
+    "topic.metadata.refresh.interval.ms": 1000,
+}
+"""For producers beside brokers that are frozen: those take a request and never answer it."""
 NOT_YET = frozenset(
     {
         KafkaError.NOT_COORDINATOR,
@@ -147,6 +153,7 @@ class Cluster:
                 "message.max.bytes": 10 * 1024 * 1024,
                 "message.timeout.ms": int(deadline_s * 1000),
                 "log_level": 0,
+                **(QUICK_TO_GIVE_UP if self._fails else {}),
             }
         )
 

@@ -42,6 +42,8 @@ SETTINGS: Mapping[str, str] = {
     "replica.lag.time.max.ms": "4000",
     "controller.quorum.election.timeout.ms": "500",
     "controller.quorum.fetch.timeout.ms": "1000",
+    # Else brokers wait half a minute for the answer of a frozen controller, and every write with them.
+    "controller.socket.timeout.ms": "3000",
 }
 
 

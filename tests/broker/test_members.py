@@ -70,7 +70,7 @@ def test_a_paused_member_is_left_behind_and_catches_up(three_brokers: ThreeBroke
     frozen = three_brokers.leader_of(names.source, 1)
     three_brokers[frozen].pause()
     try:
-        cluster.produce(names.source, one_each("while it is frozen"))
+        cluster.produce(names.source, one_each("while it is frozen"), deadline_s=60)
     finally:
         three_brokers[frozen].resume()
     eventually(lambda: len(values(cluster, names.source)) == PARTITIONS, 20, "all records")

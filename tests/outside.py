@@ -58,7 +58,8 @@ class Outside:
             it did not happen, and the ledger knows that.
         passed: whether a person has let a lane move past a number: (partition, lane, number).
         paused: whether a person has ever paused a lane: (partition, lane).
-        late: whether a person has let an effect happen out of order: (partition, effect key).
+        late: whether a person has let an effect happen out of order, or has said that it is done while
+            somebody who was deposed is still at it: (partition, effect key).
     """
 
     def __init__(
@@ -172,6 +173,12 @@ class Outside:
         self.forgotten.add((partition, effect_key))
         self._acked.pop((partition, effect_key), None)
         self._last.pop((partition, effect_key), None)
+
+    def taken_back(self, partition: int, effect_key: str) -> None:
+        """The ledger says that an announced run has not happened: its handler said so, or it never began."""
+        last = self._last.get((partition, effect_key))
+        if last is not None and last.outcome == "failed":
+            del self._last[partition, effect_key]
 
     def has_happened(self, partition: int, effect_key: str) -> bool:
         """Whether an effect was ever acked."""

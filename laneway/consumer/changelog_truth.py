@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 from confluent_kafka import KafkaError
@@ -31,6 +31,7 @@ from laneway.consumer.journal import Journal
 from laneway.consumer.kafka.errors import ErrorClass, by_code, to_laneway
 from laneway.consumer.notices import Notices
 from laneway.consumer.partition import Partition, State
+from laneway.consumer.questions import Questions
 from laneway.consumer.settler import Again, Cycle, PartCycle, Step
 from laneway.consumer.transactions import Answer, Fate, MembershipPort, Offsets
 from laneway.errors import KafkaClientError, LanewayError, RefusedError
@@ -109,7 +110,7 @@ class ChangelogTruth:
         self._attempt: Attempt | None = None
         # What has to be done before a transaction may begin; at first there is no producer at all.
         self._undo: Fate | None = Fate.RENEW
-        self._is_asked = False
+        self._questions = Questions(transactions.answer)
         self._in_doubt = False
         self._holds_offsets = False
         self._is_cut_off = False
@@ -178,7 +179,7 @@ class ChangelogTruth:
         attempt = self._attempt
         if attempt is None:
             return True
-        answer = self._ask(self._transactions.flush)
+        answer = self._questions.ask(("flush", attempt), self._transactions.flush)
         if answer is None:
             return False
         if answer.fate is Fate.RETRY and cycle.now_ms - cycle.since_ms < FLUSH_LIMIT_MS:
@@ -202,8 +203,8 @@ class ChangelogTruth:
         attempt = self._attempt
         if attempt is None:
             return True
-        if self._is_asked:
-            answer = self._ask(None)
+        if self._questions.is_open(("offsets", attempt)):
+            answer = self._questions.answer()
         else:
             metadata = self._membership.metadata()
             self._is_cut_off = metadata is None
@@ -215,7 +216,9 @@ class ChangelogTruth:
                 return Again.FROM_THE_START
             offsets = [place for share in attempt.shares for place in share.offsets()]
             self._holds_offsets = True
-            answer = self._ask(lambda: self._transactions.send_offsets(offsets, metadata))
+            answer = self._questions.ask(
+                ("offsets", attempt), lambda: self._transactions.send_offsets(offsets, metadata)
+            )
         if answer is None or answer.fate is Fate.DONE:
             return answer is not None
         if answer.fate is Fate.RETRY and cycle.now_ms - cycle.since_ms < LONGEST_AGAIN_MS:
@@ -229,7 +232,7 @@ class ChangelogTruth:
         if attempt is None:
             return True
         if not self._in_doubt:
-            answer = self._ask(self._transactions.commit)
+            answer = self._questions.ask(("commit", attempt), self._transactions.commit)
             if answer is None or answer.fate is Fate.DONE:
                 return answer is not None
             log.warning(
@@ -246,10 +249,11 @@ class ChangelogTruth:
             # Nothing of it is left with us.
             return self._again(cycle, Answer(Fate.DONE))
         partition = witness.part.partition
-        answer = self._ask(
+        answer = self._questions.ask(
+            ("read back", witness),
             lambda: self._transactions.read_back(
                 partition.names.ledger, partition.partition, witness.meta_offset
-            )
+            ),
         )
         if answer is None or answer.fate is Fate.RETRY:
             return False
@@ -416,21 +420,6 @@ class ChangelogTruth:
 
     # -- when it does not go on
 
-    def _ask(self, call: Callable[[], None] | None) -> Answer | None:
-        """Begin a call, unless one is under way; its answer, or None while there is none."""
-        if not self._is_asked:
-            assert call is not None
-            call()
-            self._is_asked = True
-        try:
-            answer = self._transactions.answer()
-        except LanewayError:
-            self._is_asked = False
-            raise
-        if answer is not None:
-            self._is_asked = False
-        return answer
-
     def _again(self, cycle: Cycle, answer: Answer) -> Again:
         """Give a transaction up; the cycle goes again, whole and in order, in another one."""
         self._attempt, self._in_doubt = None, False
@@ -464,9 +453,12 @@ class ChangelogTruth:
             self._undo = Fate.RENEW
         while self._undo is not None:
             aborts = self._undo is Fate.ABORT
-            if not (self._is_asked or aborts) and self._waits(now_ms):
+            name = "abort" if aborts else "renew"
+            if not (aborts or self._questions.is_open((name, None))) and self._waits(now_ms):
                 return False
-            answer = self._ask(self._transactions.abort if aborts else self._transactions.renew)
+            answer = self._questions.ask(
+                (name, None), self._transactions.abort if aborts else self._transactions.renew
+            )
             if answer is None:
                 return False
             if answer.fate is Fate.DONE:

@@ -33,7 +33,7 @@ from laneway.consumer.kafka.errors import (
     said_by_client,
     to_laneway,
 )
-from laneway.errors import KafkaClientError, LanewayError, UnreachableError
+from laneway.errors import KafkaClientError, LanewayError, RefusedError, UnreachableError
 from laneway.store.port import Change
 
 log = logging.getLogger("laneway")
@@ -376,6 +376,14 @@ class Transactions:
             if classify(error) in _PASSES:
                 return None
             where = position(message.topic() or "", message.partition(), offset)
+            if error.code() == KafkaError._AUTO_OFFSET_RESET:
+                raise RefusedError(
+                    "the changelog has no such offset any more, so nobody can say what became of the "
+                    "transaction that wrote there: it was cut off, or made anew, under this worker",
+                    where=where,
+                    mend="keep this state directory, find out who did that, and start again: the ledger "
+                    "follows what is committed, or is refused with what it lacks",
+                )
             raise to_laneway(error, where, "start again: the ledger is restored from what is committed")
         assert at is not None
         if error is None and at == offset:

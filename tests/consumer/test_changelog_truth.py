@@ -256,6 +256,30 @@ def test_a_partition_that_left_in_doubt_is_no_witness() -> None:
     assert worker.lasts(1, "b") == [1]
 
 
+def test_an_answer_that_nobody_waits_for_any_more_is_not_taken_for_another() -> None:
+    """A partition leaves while it is asked what became of its transaction: the next cycle hears its own.
+
+    Taken for the end of its flush, the old answer let a cycle commit before it knew where its entries stand.
+    """
+    worker = Worker(0, 1)
+    worker.advance()
+    worker.settle()
+    worker.kafka.wrong["commit"].append("landed")
+    worker.work(0, ("a", 1))
+
+    def leave(name: str) -> None:
+        if name == "read_back":
+            worker.partitions[0].state = State.CLOSED
+            worker.work(1, ("b", 1), outcome=REJECTED)
+
+    worker.kafka.meanwhile = leave
+    worker.settle()
+    at = worker.kafka.calls.index("read_back")
+    assert worker.kafka.calls[at + 1 :] == ["begin", "flush", "metadata", "send_offsets", "commit"]
+    assert worker.ledger(1).effects(["b1"])[0] is not None
+    assert len(worker.dead_letters(1)) == 1
+
+
 def test_a_dead_letter_that_is_too_large_goes_as_a_stub() -> None:
     """Refused among others it goes alone, refused alone without its value; its lane goes on. Case 22."""
     worker = Worker(0)

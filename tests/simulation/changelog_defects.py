@@ -14,6 +14,7 @@ import laneway.lanes.books as books_module
 from laneway.consumer.attempt import Attempt, Share
 from laneway.consumer.changelog_truth import ChangelogTruth
 from laneway.consumer.partition import Partition
+from laneway.consumer.questions import Question, Questions
 from laneway.consumer.restore import ChangelogOpener
 from laneway.consumer.settler import Again, Cycle
 from laneway.consumer.transactions import Answer, Fate, Membership, Transactions
@@ -67,6 +68,16 @@ def _doubt_is_failure() -> Sequence[Change]:
     return [(Transactions, "read_back", never_there)]
 
 
+def _answers_of_others() -> Sequence[Change]:
+    def ask(self: Questions, question: Question, call: Callable[[], None]) -> Answer | None:
+        if self._open is None:
+            call()
+        self._open = question
+        return self.answer()
+
+    return [(Questions, "ask", ask)]
+
+
 def _doubt_is_success() -> Sequence[Change]:
     def always_there(self: Transactions, topic: str, partition: int, offset: int) -> None:
         self._begin_call(lambda: Answer(Fate.DONE))
@@ -86,8 +97,8 @@ def _renewed_under(numbers: Iterable[int]) -> Callable[[Transactions], Answer]:
         answer = renewed(self)
         producer: Any = self._producer
         if producer is not None and answer.fate is Fate.DONE:
-            producer._name = f"{producer._name}-{next(each)}"
-            producer._epoch = producer._cluster.coordinator.init(producer._name, producer._timeout_ms)
+            producer.name = f"{producer.name}-{next(each)}"
+            producer._epoch = producer._cluster.coordinator.init(producer.name, producer._timeout_ms)
         return answer
 
     return under_another_name
@@ -323,6 +334,18 @@ CHANGELOG_DEFECTS: tuple[Defect, ...] = (
         4,
         6,
         7,
+        8,
+        9,
+    ),
+    _of_changelog(
+        "answers-of-others",
+        "4.2",
+        "an answer that nobody waits for any more is taken for the next",
+        _answers_of_others,
+        20_000,
+        3,
+        4,
+        6,
         8,
         9,
     ),

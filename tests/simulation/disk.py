@@ -42,8 +42,8 @@ class Host(Protocol):
 Written = Callable[["Handle", Sequence[Entry], Sequence[Forward]], None]
 """Told of each cycle that is about to be written."""
 
-Applied = Callable[["Handle", ChangelogMark], None]
-"""Told of each batch of the changelog that a ledger has taken."""
+Applied = Callable[["Handle", ChangelogMark | None, ChangelogMark], None]
+"""Told of each batch of the changelog that a ledger has taken, with the mark before it and its own."""
 
 
 class Disk:
@@ -242,8 +242,9 @@ class Handle:
         self.host.pulse("apply changes")
         failing = self._disk.failing.pop(self.partition, None)
         if failing is not True:
+            before = self._mine().changelog_mark()
             self._mine().apply_changes(changes, mark)
-            self._disk.on_apply(self, mark)
+            self._disk.on_apply(self, before, mark)
         if failing is not None:
             raise LedgerError("the disk refused a write")
         self.host.pulse("changes applied")

@@ -15,8 +15,9 @@ FEW = 5
 NEAR: dict[str, int] = {
     "age-is-trusted": 2516,
     "anew-is-accepted": 283,
-    "another-id": 382,
+    "another-id": 7,
     "answers-behind-a-failure-count": 65,
+    "answers-of-others": 14100,
     "answers-of-the-next": 7,
     "command-does-not-wait": 25,
     "commands-again": 510,

@@ -59,6 +59,7 @@ class Operators:
         self._by_id: dict[str, Command] = {}
         self.corrections: set[tuple[int, int, bytes]] = set()
         self.ended: set[tuple[int, int, EffectState]] = set()
+        self.judged: set[tuple[int, str]] = set()
         self.decided: set[tuple[int, int]] = set()
         self.passed: set[tuple[int, str, int]] = set()
         self.reopened: set[tuple[int, str]] = set()
@@ -223,6 +224,8 @@ class Operators:
         if by_command and (partition, effect.offset, effect.state) not in self.ended:
             what = f"nobody has decided about offset {effect.offset}, and it is {effect.state.name}"
             raise Broken(3, f"effect {effect_key!r}: {what}", partition=partition, lane=effect.lane)
+        if by_command:
+            self.judged.add((partition, effect_key))
 
     def explains(self, partition: int, offset: int, effect_key: str, payload_hash: bytes) -> bool:
         """Whether a command is why the ledger does not explain a record by itself."""

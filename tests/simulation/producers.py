@@ -142,7 +142,7 @@ class FakeTransactionalProducer:
         self._cluster = cluster
         self._host = host
         self._on_error = error_cb
-        self._name = name
+        self.name = name
         self._timeout_ms = timeout_ms
         self._partitions = partitions
         self._refuses = refuses
@@ -162,9 +162,9 @@ class FakeTransactionalProducer:
         self._usable(for_abort=False)
         if self._answer_is_lost():
             if self._cluster.random.random() < 0.5:
-                self._cluster.coordinator.init(self._name, self._timeout_ms)
+                self._cluster.coordinator.init(self.name, self._timeout_ms)
             raise _timed_out()
-        self._epoch = self._cluster.coordinator.init(self._name, self._timeout_ms)
+        self._epoch = self._cluster.coordinator.init(self.name, self._timeout_ms)
         self._host.pulse("transactions initialised")
 
     def begin_transaction(self) -> None:
@@ -291,7 +291,7 @@ class FakeTransactionalProducer:
             self._fail(sent, KafkaError._MSG_TIMED_OUT)
             return
         try:
-            transaction = self._cluster.coordinator.add(self._name, self._epoch, self._host.ident, sent.place)
+            transaction = self._cluster.coordinator.add(self.name, self._epoch, self._host.ident, sent.place)
         except RefusedByCoordinator as refused:
             self._refused(refused)
             self._reports.append((sent, refused.code, -1))
@@ -324,7 +324,7 @@ class FakeTransactionalProducer:
         self._wrote = True
         try:
             self._cluster.coordinator.add_offsets(
-                self._name,
+                self.name,
                 self._epoch,
                 self._host.ident,
                 offsets,
@@ -346,20 +346,20 @@ class FakeTransactionalProducer:
             what = cluster.random.choice(("landed", "late", "never", "twice"))
             self._breaks += 1
             if what == "twice":
-                cluster.late_ends.append((self._name, self._epoch, commit))
+                cluster.late_ends.append((self.name, self._epoch, commit))
                 self._end_now(commit=commit)
                 return
             if what == "landed":
                 with suppress(RefusedByCoordinator):
-                    cluster.coordinator.end(self._name, self._epoch, commit=commit)
+                    cluster.coordinator.end(self.name, self._epoch, commit=commit)
             elif what == "late":
-                cluster.late_ends.append((self._name, self._epoch, commit))
+                cluster.late_ends.append((self.name, self._epoch, commit))
             raise _timed_out()
         self._end_now(commit=commit)
 
     def _end_now(self, *, commit: bool) -> None:
         try:
-            self._cluster.coordinator.end(self._name, self._epoch, commit=commit)
+            self._cluster.coordinator.end(self.name, self._epoch, commit=commit)
         except RefusedByCoordinator as refused:
             raise KafkaException(self._refused(refused)) from None
         self._is_open, self._flaw = False, None

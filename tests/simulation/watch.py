@@ -6,19 +6,19 @@ The handlers' outside stands here too: how each delivery goes is decided by its 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 import laneway
 from laneway.consumer.partition import Partition
 from laneway.lanes.case import Case
-from laneway.lanes.effect import FINISHED, EffectState
+from laneway.lanes.effect import FINISHED, Effect, EffectState
 from laneway.lanes.forward import Forward, ForwardKind
 from laneway.lanes.record import Channel, Record, is_lane_of_one
 from laneway.lanes.run import Run
 from laneway.lanes.verdict import Ack, Outcome
-from laneway.lanes.view import Entry, PutCase, PutEffect
+from laneway.lanes.view import Entry, Meta, PutCase, PutEffect
 from laneway.pipeline import Delivery
 from laneway.store.memory import _State
 from laneway.store.port import ChangelogMark
@@ -74,7 +74,7 @@ class Watch:
             once=config.review,
             passed=world.operators.has_passed,
             paused=lambda *lane: lane in world.operators.paused,
-            late=lambda *effect: effect in world.operators.letters.late,
+            late=lambda *effect: effect in world.operators.letters.late or effect in world.operators.judged,
         )
         self.decisions = Decisions(world, self)
         self.emissions = Emissions(world)
@@ -85,6 +85,9 @@ class Watch:
         self.power_losses = 0
         # By the attempt that failed: a write that is lost with its machine says nothing of the one before.
         self._due: dict[tuple[int, str, int], int] = {}
+        # By partition and effect key: what stood before a run was announced, and whether one is.
+        self._standing: dict[tuple[int, str], Effect | None] = {}
+        self._announced: set[tuple[int, str]] = set()
         self._handled: Counter[tuple[int, str]] = Counter()
         self._in_hand: HandlerRun | None = None
         self._attempt = 1
@@ -287,13 +290,7 @@ class Watch:
         process = handle.host
         assert isinstance(process, Process)
         self._world.operators.check_written(handle.partition, entries)
-        for entry in entries:
-            if isinstance(entry, PutCase):
-                if entry.case is not None and entry.case.reason == "sequence-gap":
-                    check_gap(self.books, handle.partition, entry.case)
-            elif isinstance(entry, PutEffect):
-                self.effect_recorded(process.ident, handle.partition, entry)
-        self.emissions.check(handle.partition, entries, outbox)
+        self.check_entries(process.ident, handle.partition, entries, outbox)
         for forward in outbox:
             self.settled(handle.partition, forward)
 
@@ -303,19 +300,57 @@ class Watch:
         if forward.kind is ForwardKind.REVIEW:
             self._world.operators.settled(partition, forward)
 
-    def effect_recorded(self, process: int, partition: int, entry: PutEffect) -> None:
+    def check_entries(
+        self,
+        process: int,
+        partition: int,
+        entries: Sequence[Entry | Meta],
+        forwards: Iterable[Forward],
+    ) -> None:
+        """Entries are about to be true, together with these forwards."""
+        news = []
+        for entry in entries:
+            if isinstance(entry, PutCase):
+                if entry.case is not None and entry.case.reason == "sequence-gap":
+                    check_gap(self.books, partition, entry.case)
+            elif isinstance(entry, PutEffect):
+                if self._is_taken_back(partition, entry):
+                    self.outside.taken_back(partition, entry.effect_key)
+                    continue
+                self._effect_recorded(process, partition, entry)
+            news.append(entry)
+        self.emissions.check(partition, news, forwards)
+
+    def _is_taken_back(self, partition: int, entry: PutEffect) -> bool:
+        """Whether this only says that an announced run has not happened, and all is as before."""
+        key, effect = (partition, entry.effect_key), entry.effect
+        if effect is not None and effect.state is EffectState.RUNNING:
+            self._announced.add(key)
+            return False
+        was_announced = key in self._announced
+        self._announced.discard(key)
+        is_as_before = self._standing.get(key) == effect
+        self._standing[key] = effect
+        return was_announced and is_as_before
+
+    def _effect_recorded(self, process: int, partition: int, entry: PutEffect) -> None:
         """An effect is about to be believed."""
         effect = entry.effect
-        if effect is not None and effect.state in FINISHED:
+        if effect is None:
+            # Where the ledger is the truth, the disk tells what retention has taken.
+            if self._world.plan.config.changelog:
+                self.outside.forgets(partition, entry.effect_key)
+            return
+        if effect.state in FINISHED:
             self._world.operators.finished(partition, entry.effect_key, effect)
-        elif effect is not None and effect.state is EffectState.RUNNING:
+        elif effect.state is EffectState.RUNNING:
             self._world.operators.intended(partition, entry.effect_key, effect)
-        if effect is not None and effect.state is EffectState.SUCCEEDED:
+        if effect.state is EffectState.SUCCEEDED:
             if effect.reason != "mark-done":
                 self.outside.check_recorded(process, partition, entry.effect_key)
-        elif effect is not None and effect.state is EffectState.RETRY_WAIT:
+        elif effect.state is EffectState.RETRY_WAIT:
             self._due[partition, entry.effect_key, effect.attempt] = effect.due_ms
-        elif effect is not None and effect.state is EffectState.QUARANTINED:
+        elif effect.state is EffectState.QUARANTINED:
             self._corrected.add((partition, entry.effect_key, effect.payload_hash))
 
     def on_decided(self, transaction: Transaction) -> None:
@@ -326,9 +361,9 @@ class Watch:
         """A transaction was open for too long."""
         self.decisions.expired(transaction)
 
-    def on_apply(self, handle: Handle, mark: ChangelogMark) -> None:
+    def on_apply(self, handle: Handle, before: ChangelogMark | None, mark: ChangelogMark) -> None:
         """A ledger has followed its changelog."""
-        self.decisions.applied(handle, mark)
+        self.decisions.applied(handle, before, mark)
 
     # -- rest, and the end
 

@@ -32,7 +32,7 @@ from laneway.consumer.background import DaemonExecutor
 from laneway.consumer.interpreter import tune_interpreter
 from laneway.consumer.kafka import clients
 from laneway.consumer.kafka.cluster import Cluster as Admin
-from laneway.consumer.transactions import Fate, Transactions
+from laneway.consumer.settling.transactions import Fate, Transactions
 from laneway.lanes.board import Board, Cut
 from laneway.lanes.envelope import Envelope, EnvelopeRules
 from laneway.lanes.forward import Home
@@ -158,7 +158,7 @@ class Changelog:
             raise SystemExit(f"stages: the transaction did not go on: {answer.text}")
 
     def settle(self, ledger: Ledger, cut: Cut, clock: Clock) -> None:
-        """The steps of `laneway.consumer.changelog_truth`, without what may go wrong."""
+        """The steps of `laneway.consumer.settling.changelog_truth`, without what may go wrong."""
         transactions = self._transactions
         changes = ledger.changes(cut.entries(), cut.meta)
         clock.stop("encode the changelog entries")

@@ -14,9 +14,9 @@ from typing import Final
 
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, Message, TopicPartition
 
+from laneway.consumer.assignment.ownership import Ownership, resume
 from laneway.consumer.journal import Journal
 from laneway.consumer.kafka.errors import ErrorClass, classify, kafka_errors, to_laneway
-from laneway.consumer.ownership import Ownership, resume
 from laneway.consumer.partition import Partition, State, reset_line
 from laneway.consumer.profile import NO_PROFILE, Profile, Stage
 from laneway.errors import RefusedError

@@ -11,7 +11,7 @@ from enum import Enum
 
 import msgspec
 
-from laneway.consumer.progress import RestoreProgress
+from laneway.consumer.assignment.progress import RestoreProgress
 from laneway.consumer.topics import TopicNames
 from laneway.errors import LanewayError
 from laneway.lanes.board import Board

@@ -16,24 +16,24 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from laneway.consumer.assignment.opening import LocalOpener, Opener
+from laneway.consumer.assignment.ownership import Ownership
+from laneway.consumer.assignment.restore import ChangelogOpener
 from laneway.consumer.background import DaemonExecutor
-from laneway.consumer.committer import Answer
 from laneway.consumer.intake import Intake
 from laneway.consumer.journal import Journal
 from laneway.consumer.kafka import clients
 from laneway.consumer.notices import Notices
-from laneway.consumer.opening import LocalOpener, Opener
 from laneway.consumer.overdue import Overdue
-from laneway.consumer.ownership import Ownership
 from laneway.consumer.partition import Partition, State
 from laneway.consumer.profile import NO_PROFILE, Profile, Stage
-from laneway.consumer.replication import Changelog, Local, Replication
-from laneway.consumer.restore import ChangelogOpener
 from laneway.consumer.rules import envelope_of, rules_of, temporary_of
 from laneway.consumer.running.life import Life
 from laneway.consumer.running.pool import pool_for
 from laneway.consumer.settings.model import Settings
 from laneway.consumer.settler import CrashPoint, Settler, no_crash
+from laneway.consumer.settling.committer import Answer
+from laneway.consumer.settling.replication import Changelog, Local, Replication
 from laneway.consumer.shape import ShapeWatch
 from laneway.consumer.topics import TopicNames
 from laneway.consumer.watchdog import Watchdog

@@ -12,10 +12,10 @@ from typing import Any
 
 from confluent_kafka import Producer
 
+from laneway.consumer.assignment.opening import Opened
+from laneway.consumer.assignment.restore import ChangelogOpener
 from laneway.consumer.kafka import clients
-from laneway.consumer.opening import Opened
 from laneway.consumer.partition import Partition, State
-from laneway.consumer.restore import ChangelogOpener
 from laneway.consumer.settings.model import Settings
 from laneway.consumer.topics import topic_names
 from laneway.lanes.forward import Home

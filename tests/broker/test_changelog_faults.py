@@ -21,7 +21,7 @@ from laneway.consumer.background import DaemonExecutor
 from laneway.consumer.kafka import clients
 from laneway.consumer.rights import transactional_id_prefix
 from laneway.consumer.settings.model import Settings
-from laneway.consumer.transactions import Answer, Fate, Transactions
+from laneway.consumer.settling.transactions import Answer, Fate, Transactions
 from tests.broker import recording
 from tests.broker.changelog import check_stores, ledgers_of, read_changelog, writers_of
 from tests.broker.cluster import Cluster, Outgoing

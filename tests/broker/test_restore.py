@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from laneway.consumer.assignment.restore import AbandonedError, ChangelogOpener
 from laneway.consumer.kafka.cluster import Cluster as KafkaCluster
 from laneway.consumer.partition import State
-from laneway.consumer.restore import AbandonedError, ChangelogOpener
 from laneway.consumer.settings.model import LedgerSettings, Settings
 from laneway.consumer.topics import TopicInfo
 from laneway.errors import ChangelogFormatError, LanewayError, LedgerFormatError, RefusedError, StateDirError
@@ -116,7 +116,7 @@ def test_an_open_transaction_is_waited_for(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, *, committed: bool
 ) -> None:
     """What the owner before had begun decides itself first: no partition goes live short of it (case 31)."""
-    monkeypatch.setattr("laneway.consumer.restore.WAITING_EVERY_S", 0.2)
+    monkeypatch.setattr("laneway.consumer.assignment.restore.WAITING_EVERY_S", 0.2)
     producer = scene.producer()
     scene.write(producer, cycle(1, "a"))
     scene.begin(producer, cycle(2, "open"))

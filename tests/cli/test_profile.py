@@ -10,9 +10,9 @@ import pytest
 from rich.console import Console
 
 from laneway.cli.profile import table_of
-from laneway.consumer.changelog_truth import ChangelogTruth
-from laneway.consumer.local_truth import LocalTruth
 from laneway.consumer.profile import OF_STEP, CycleProfile, Stage
+from laneway.consumer.settling.changelog_truth import ChangelogTruth
+from laneway.consumer.settling.local_truth import LocalTruth
 
 
 class Clock:

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, cast
 
-from laneway.consumer.changelog_truth import ChangelogTruth
 from laneway.consumer.journal import Journal
 from laneway.consumer.notices import Notices
 from laneway.consumer.partition import Partition, State
 from laneway.consumer.settler import Settler
+from laneway.consumer.settling.changelog_truth import ChangelogTruth
 from laneway.consumer.topics import TopicNames
 from laneway.errors import LedgerError
 from laneway.lanes.board import Board

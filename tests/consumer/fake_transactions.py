@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from confluent_kafka import KafkaError
 
-from laneway.consumer.transactions import Answer, Fate, Offsets, Report
+from laneway.consumer.settling.transactions import Answer, Fate, Offsets, Report
 from laneway.store.port import Change
 
 Place = tuple[str, int]

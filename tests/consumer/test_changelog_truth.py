@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import KafkaError
 
-from laneway.consumer.changelog_truth import FENCED_MS, MOST_FENCED
 from laneway.consumer.partition import State
-from laneway.consumer.transactions import Answer, Fate
+from laneway.consumer.settling.changelog_truth import FENCED_MS, MOST_FENCED
+from laneway.consumer.settling.transactions import Answer, Fate
 from laneway.errors import KafkaClientError, LedgerError, RefusedError
 from laneway.lanes.record import Channel
 from laneway.lanes.verdict import Outcome, Reject

@@ -10,9 +10,9 @@ from typing import Any, cast
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-import laneway.consumer.ownership as ownership_module
-from laneway.consumer.opening import Opened
-from laneway.consumer.ownership import KEEP_OPEN_S, Ownership
+import laneway.consumer.assignment.ownership as ownership_module
+from laneway.consumer.assignment.opening import Opened
+from laneway.consumer.assignment.ownership import KEEP_OPEN_S, Ownership
 from laneway.consumer.partition import Partition, State
 from laneway.consumer.topics import TopicNames
 from laneway.errors import LedgerError, LedgerFormatError

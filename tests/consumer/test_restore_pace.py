@@ -9,11 +9,11 @@ from typing import Any, cast
 
 import pytest
 
-import laneway.consumer.ownership as ownership_module
-import laneway.consumer.restore as restore_module
-from laneway.consumer.ownership import AT_WORK_S
+import laneway.consumer.assignment.ownership as ownership_module
+import laneway.consumer.assignment.restore as restore_module
+from laneway.consumer.assignment.ownership import AT_WORK_S
+from laneway.consumer.assignment.restore import BESIDE_WORK_SHARE, Changelog, ChangelogOpener
 from laneway.consumer.partition import Partition
-from laneway.consumer.restore import BESIDE_WORK_SHARE, Changelog, ChangelogOpener
 from laneway.lanes.forward import Home
 from laneway.lanes.record import Channel
 from laneway.store.memory import MemoryLedger

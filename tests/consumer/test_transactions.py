@@ -12,8 +12,8 @@ from typing import Any, cast
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
-from laneway.consumer import transactions
-from laneway.consumer.transactions import Answer, Fate, Membership, Transactions, fate_of
+from laneway.consumer.settling import transactions
+from laneway.consumer.settling.transactions import Answer, Fate, Membership, Transactions, fate_of
 from laneway.errors import KafkaClientError, RefusedError, UnreachableError
 from tests.consumer.fake_transactions import failed
 

@@ -11,8 +11,8 @@ from typing import Any, cast
 
 import msgspec
 
-from laneway.consumer.local_truth import LocalTruth
 from laneway.consumer.settler import Cycle, Step
+from laneway.consumer.settling.local_truth import LocalTruth
 from laneway.lanes import board
 from laneway.lanes.effect import Effect
 from laneway.lanes.settling import Settling

@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import Any
 
-import laneway.consumer.restore as restore_module
+import laneway.consumer.assignment.restore as restore_module
 import laneway.lanes.books as books_module
-from laneway.consumer.attempt import Attempt, Share
-from laneway.consumer.changelog_truth import ChangelogTruth
+from laneway.consumer.assignment.restore import ChangelogOpener
 from laneway.consumer.partition import Partition
-from laneway.consumer.questions import Question, Questions
-from laneway.consumer.restore import ChangelogOpener
 from laneway.consumer.settler import Again, Cycle
-from laneway.consumer.transactions import Answer, Fate, Membership, Transactions
+from laneway.consumer.settling.attempt import Attempt, Share
+from laneway.consumer.settling.changelog_truth import ChangelogTruth
+from laneway.consumer.settling.questions import Question, Questions
+from laneway.consumer.settling.transactions import Answer, Fate, Membership, Transactions
 from laneway.lanes.books import Books
 from laneway.lanes.frontier import Frontier
 from laneway.lanes.intents import Intents

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from laneway.consumer.restore import NEVER_CURRENT_MS
+from laneway.consumer.assignment.restore import NEVER_CURRENT_MS
 from laneway.lanes.effect import EffectState
 from laneway.lanes.forward import Forward, ForwardKind
 from laneway.lanes.lane import HoldKind

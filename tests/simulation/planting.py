@@ -14,11 +14,11 @@ import msgspec
 import laneway.lanes.books as books_module
 import laneway.lanes.judging as judging_module
 import laneway.lanes.settling as settling_module
+from laneway.consumer.assignment.ownership import Ownership
 from laneway.consumer.intake import Intake
-from laneway.consumer.local_truth import LocalTruth
-from laneway.consumer.ownership import Ownership
 from laneway.consumer.partition import Partition, State
 from laneway.consumer.settler import Cycle, Step
+from laneway.consumer.settling.local_truth import LocalTruth
 from laneway.consumer.worker import Worker
 from laneway.lanes.admission import IN_TURN, Action, Decision, Standing
 from laneway.lanes.board import Board

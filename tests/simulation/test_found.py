@@ -11,13 +11,13 @@ import pytest
 from confluent_kafka import Consumer, KafkaError
 
 import laneway
+from laneway.consumer.assignment.ownership import Ownership
 from laneway.consumer.intake import Intake
 from laneway.consumer.journal import Journal
-from laneway.consumer.local_truth import CommitterPort, LocalTruth, PublisherPort
 from laneway.consumer.notices import Notices
-from laneway.consumer.ownership import Ownership
 from laneway.consumer.partition import Partition, State
 from laneway.consumer.settler import Settler
+from laneway.consumer.settling.local_truth import CommitterPort, LocalTruth, PublisherPort
 from laneway.consumer.topics import TopicNames
 from laneway.lanes.board import Board
 from laneway.lanes.envelope import Envelope, EnvelopeRules

@@ -26,14 +26,14 @@ from typing import Final, Protocol
 
 from confluent_kafka import KafkaError
 
-from laneway.consumer.attempt import Attempt, Forwarded, Misfits, Records, Share
 from laneway.consumer.journal import Journal
 from laneway.consumer.kafka.errors import ErrorClass, by_code, to_laneway
 from laneway.consumer.notices import Notices
 from laneway.consumer.partition import Partition, State
-from laneway.consumer.questions import Questions
 from laneway.consumer.settler import Again, Cycle, PartCycle, Step
-from laneway.consumer.transactions import Answer, Fate, MembershipPort, Offsets
+from laneway.consumer.settling.attempt import Attempt, Forwarded, Misfits, Records, Share
+from laneway.consumer.settling.questions import Questions
+from laneway.consumer.settling.transactions import Answer, Fate, MembershipPort, Offsets
 from laneway.errors import KafkaClientError, LanewayError, RefusedError
 from laneway.lanes.record import Channel
 from laneway.lanes.view import PutEffect

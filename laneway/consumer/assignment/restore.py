@@ -25,12 +25,12 @@ from typing import Final, TypeVar
 import msgspec
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from laneway.consumer.assignment.opening import Opened, frontier, refuse_gone_unread, refuse_lost_retries
+from laneway.consumer.assignment.progress import RestoreProgress
 from laneway.consumer.kafka import clients
 from laneway.consumer.kafka.cluster import Cluster
 from laneway.consumer.kafka.errors import ErrorClass, classify, kafka_errors, position, to_laneway
-from laneway.consumer.opening import Opened, frontier, refuse_gone_unread, refuse_lost_retries
 from laneway.consumer.partition import Partition, State
-from laneway.consumer.progress import RestoreProgress
 from laneway.consumer.settings.model import Settings
 from laneway.consumer.topics import TopicInfo, topic_names
 from laneway.errors import (

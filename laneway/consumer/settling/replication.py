@@ -16,16 +16,16 @@ from typing import Final, Protocol
 from confluent_kafka import Consumer, KafkaError, Producer
 
 from laneway.consumer.background import DaemonExecutor
-from laneway.consumer.changelog_truth import ChangelogTruth
-from laneway.consumer.committer import Answer, Committer
 from laneway.consumer.journal import Journal
-from laneway.consumer.local_truth import LocalTruth
 from laneway.consumer.notices import Notices
-from laneway.consumer.publisher import Publisher
 from laneway.consumer.rights import transactional_id_prefix
 from laneway.consumer.settings.model import Settings
 from laneway.consumer.settler import Strategy
-from laneway.consumer.transactions import Membership, Transactions
+from laneway.consumer.settling.changelog_truth import ChangelogTruth
+from laneway.consumer.settling.committer import Answer, Committer
+from laneway.consumer.settling.local_truth import LocalTruth
+from laneway.consumer.settling.publisher import Publisher
+from laneway.consumer.settling.transactions import Membership, Transactions
 from laneway.store.port import LedgerStore
 from laneway.store.state_dir import StateDir, WorkerSlot
 

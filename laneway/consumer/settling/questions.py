@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from laneway.consumer.transactions import Answer
+from laneway.consumer.settling.transactions import Answer
 from laneway.errors import LanewayError
 
 Question = tuple[str, object]

@@ -18,7 +18,7 @@ from confluent_kafka import KafkaError, Message
 
 from laneway.consumer.kafka.errors import ErrorClass, by_code
 from laneway.consumer.settler import PartCycle
-from laneway.consumer.transactions import Answer, Fate, Offsets, Report, is_own_fault
+from laneway.consumer.settling.transactions import Answer, Fate, Offsets, Report, is_own_fault
 from laneway.lanes.forward import Forward, ForwardKind, stub
 from laneway.lanes.record import Channel
 from laneway.lanes.settlement import Settlement

@@ -25,8 +25,8 @@ from typing import Final, TypeVar
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
+from laneway.consumer.assignment.opening import Opened, Opener
 from laneway.consumer.kafka.errors import ErrorClass, classify, kafka_errors, to_laneway
-from laneway.consumer.opening import Opened, Opener
 from laneway.consumer.partition import Partition, State, Unpublished, read_reset, reset_line
 from laneway.consumer.shape import other_count
 from laneway.consumer.topics import TopicNames

@@ -11,7 +11,7 @@ from typing import Final
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from laneway.consumer.kafka.errors import ErrorClass, classify, to_laneway
-from laneway.consumer.local_truth import Refusal, Token
+from laneway.consumer.settling.local_truth import Refusal, Token
 from laneway.lanes.forward import Forward
 
 _FATAL: Final = ErrorClass.FATAL

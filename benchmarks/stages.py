@@ -37,7 +37,7 @@ from laneway.lanes.board import Board, Cut
 from laneway.lanes.envelope import Envelope, EnvelopeRules
 from laneway.lanes.forward import Home
 from laneway.lanes.record import Channel, Record
-from laneway.lanes.settling import Rules
+from laneway.lanes.rules import Rules
 from laneway.pipeline import Processor
 from laneway.store.ledger import Ledger
 from laneway.store.port import ChangelogMark, StoreIdentity

@@ -10,8 +10,9 @@ from laneway import Delivery, Pipeline, TemporaryFailure
 from laneway.lanes.forward import Forward, ForwardKind
 from laneway.lanes.lane import NEW_LANE
 from laneway.lanes.record import Channel, Record, keyed_lane
+from laneway.lanes.rules import Rules
 from laneway.lanes.settlement import Settlement
-from laneway.lanes.settling import Rules, Settling
+from laneway.lanes.settling import Settling
 from laneway.lanes.verdict import Ack, Emitted, Outcome, Retry
 from tests.lanes.driver import HOME
 

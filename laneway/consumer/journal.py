@@ -29,7 +29,7 @@ import os
 import select
 import stat
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final, Literal, Protocol
 
@@ -38,6 +38,11 @@ import msgspec
 from laneway.errors import ConfigError, LanewayError
 from laneway.lanes.record import Channel, Record
 from laneway.lanes.settlement import Settled, Settlement
+
+# Named for every record: to look up an enum's member costs a dozen times what a global does (Python 3.11).
+_SOURCE: Final = Channel.SOURCE
+_IN_REVIEW: Final = Settled.IN_REVIEW
+_SKIPPED: Final = Settled.SKIPPED
 
 Level = Literal["all", "exceptions", "off"]
 Keys = Literal["plain", "hash"]
@@ -51,6 +56,9 @@ _SETTLE_S: Final = 0.05
 _COMMON: Final = frozenset({"received", "running", "result_saved", "ack_sent"})
 
 _encoder: Final = msgspec.json.Encoder()
+
+_Told = tuple[str, Record, str, str | None]
+"""An event, the record that it is about, its reason and a result key."""
 
 
 class _Line(msgspec.Struct, rename="camel", gc=False):
@@ -165,28 +173,13 @@ class Journal:
 
     def settled(self, place: Place, settlements: Iterable[Settlement]) -> None:
         """Outcomes are in the ledger: the line of each one's end, then its further events."""
-        if self._level == "off":
-            return
-        everything = self._level == "all"
-        ts = self._now()
-        for settlement in settlements:
-            record = settlement.record
-            how = settlement.how
-            if how is not Settled.IN_REVIEW and how is not Settled.SKIPPED:
-                event = how.value
-                if everything or event not in _COMMON:
-                    self._line(ts, event, place, record, settlement.reason, settlement.result_key)
-            for event, reason in settlement.events:
-                self._line(ts, event, place, record, reason, None)
+        if self._level != "off":
+            self._add(place, _ends(settlements, everything=self._level == "all"))
 
     def acked(self, place: Place, settlements: Iterable[Settlement]) -> None:
         """The broker was told: all that may be committed by now is, and their forwards are published."""
-        if self._level != "all":
-            return
-        ts = self._now()
-        for settlement in settlements:
-            if settlement.ends:
-                self._line(ts, "ack_sent", place, settlement.record, "", settlement.result_key)
+        if self._level == "all":
+            self._add(place, (("ack_sent", s.record, "", s.result_key) for s in settlements if s.ends))
 
     def released(self, place: Place, records: Iterable[Record]) -> None:
         """Parked records left their waiting place and are judged again."""
@@ -293,42 +286,44 @@ class Journal:
                     os.replace(older, f"{self._path}.{number}")
         self.reopen()
 
-    # One line
+    # The lines
 
     def _tell(self, event: str, place: Place, records: Iterable[Record], reason: str = "") -> None:
-        ts = self._now()
-        for record in records:
-            self._line(ts, event, place, record, reason, None)
+        self._add(place, ((event, record, reason, None) for record in records))
 
-    def _line(
-        self, ts: str, event: str, place: Place, record: Record, reason: str, result_key: str | None
-    ) -> None:
-        message_id, effect_key, sequence_key = record.message_id, record.effect_key, record.sequence_key
-        if self._hash:
-            message_id = message_id and _hashed(message_id)
-            effect_key = effect_key and _hashed(effect_key)
-            sequence_key = None if sequence_key is None else _hashed(sequence_key)
-            # A result key is mostly made of the effect key.
-            result_key = None if result_key is None else _hashed(result_key)
-        self._lines.append(
-            _Line(
-                ts,
-                event,
-                self._group,
-                place.topic_of(record.channel),
-                place.partition,
-                record.offset,
-                message_id or None,
-                effect_key or None,
-                sequence_key,
-                None if sequence_key is None else record.sequence,
-                record.attempt,
-                record.redelivered,
-                reason or None,
-                result_key,
+    def _add(self, place: Place, told: Iterable[_Told]) -> None:
+        # Four lines for each record pass here, so what is the same for all of them is asked once.
+        ts, group, partition, hashes = self._now(), self._group, place.partition, self._hash
+        channel, topic = _SOURCE, place.topic_of(_SOURCE)
+        lines = self._lines
+        for event, record, reason, result in told:
+            if record.channel is not channel:
+                channel, topic = record.channel, place.topic_of(record.channel)
+            message_id, effect_key, sequence_key = record.message_id, record.effect_key, record.sequence_key
+            if hashes:
+                message_id = message_id and _hashed(message_id)
+                effect_key = effect_key and _hashed(effect_key)
+                sequence_key = None if sequence_key is None else _hashed(sequence_key)
+            lines.append(
+                _Line(
+                    ts,
+                    event,
+                    group,
+                    topic,
+                    partition,
+                    record.offset,
+                    message_id or None,
+                    effect_key or None,
+                    sequence_key,
+                    None if sequence_key is None else record.sequence,
+                    record.attempt,
+                    record.redelivered,
+                    reason or None,
+                    # It is mostly made of the effect key.
+                    _hashed(result) if hashes and result is not None else result,
+                )
             )
-        )
-        if len(self._lines) >= _MAX_LINES:
+        if len(lines) >= _MAX_LINES:
             self.flush()
 
     def _encode_lines(self) -> None:
@@ -346,6 +341,18 @@ class Journal:
             self._second = second
             self._second_text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
         return f"{self._second_text}.{ms:03d}Z"
+
+
+def _ends(settlements: Iterable[Settlement], *, everything: bool) -> Iterator[_Told]:
+    """How deliveries ended, each with what came of it besides."""
+    for settlement in settlements:
+        how = settlement.how
+        if how is not _IN_REVIEW and how is not _SKIPPED:
+            event = how._value_
+            if everything or event not in _COMMON:
+                yield event, settlement.record, settlement.reason, settlement.result_key
+        for event, reason in settlement.events:
+            yield event, settlement.record, reason, None
 
 
 def _hashed(key: str) -> str:

@@ -10,7 +10,7 @@ from laneway.consumer.settings.model import NO_PLACE, Settings
 from laneway.errors import ConfigError
 from laneway.lanes.admission import Order
 from laneway.lanes.envelope import Envelope, EnvelopeRules
-from laneway.lanes.settling import Rules
+from laneway.lanes.rules import Rules
 
 MAX_RUN: Final = 256
 HAND_OVER_CUTS: Final = 5

@@ -141,6 +141,31 @@ class Books:
             self.in_memory -= 1
             self.in_memory_bytes -= record.size_bytes
 
+    def settle_acks(self, settlements: list[Settlement], after: Lane, work: Work) -> None:
+        """Book settlements of consecutive records of a free lane: `settle` for each, without barriers.
+
+        Args:
+            after: the lane as it stands behind the last of them.
+        """
+        numbered = self._numbered
+        settle = self.frontiers[settlements[0].record.channel].settle
+        size = 0
+        for settlement in settlements:
+            numbered += 1
+            settlement.number = numbered
+            record = settlement.record
+            settle(record.offset)
+            size += record.size_bytes
+        self._numbered = numbered
+        self._settled += settlements
+        self.ledger.book([entry for done in settlements for entry in done.entries], self.cycle)
+        for woken in self.in_hand.release_all([done.record.effect_key for done in settlements], work.lane):
+            self.lanes.wake(woken)
+        self.in_memory -= len(settlements)
+        self.in_memory_bytes -= size
+        work.touched = self.cycle
+        work.state = after
+
     def already_settled(self, settlement: Settlement) -> None:
         """A position that the ledger knows came again; nothing changes but the journal."""
         self._append(settlement)

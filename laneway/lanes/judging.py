@@ -7,8 +7,8 @@ what is decided; here stands what is asked first, and what everybody has to wait
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from itertools import islice
+from typing import Final
 
 from laneway.lanes.admission import (
     IN_TURN,
@@ -41,13 +41,24 @@ from laneway.lanes.overlay import Known
 from laneway.lanes.record import Channel, Record, is_lane_of_one
 from laneway.lanes.rerun import (
     has_begun_again,
+    next_command,
     refusal_of_payload,
     refusal_of_repeat,
-    waits_behind,
 )
-from laneway.lanes.resolving import Resolving, pause_of, refusal, refusal_of_next
-from laneway.lanes.settling import Rules, Settling
+from laneway.lanes.resolving import Resolving, pause_of, refusal, refusal_of_next, refusal_of_pause
+from laneway.lanes.rules import Rules
+from laneway.lanes.settling import Settling
 from laneway.lanes.work import Work
+
+# Named for every record: to look up an enum's member costs a dozen times what a global does (Python 3.11).
+_SOURCE: Final = Channel.SOURCE
+_RETRY: Final = Channel.RETRY
+_NEXT: Final = Place.NEXT
+_PARK: Final = Step.PARK
+_OPEN_GAP: Final = Step.OPEN_GAP
+_IN_TURN: Final = Step.JUDGE_IN_TURN
+_RUN: Final = Action.RUN
+_ARRIVAL: Final = Order.ARRIVAL
 
 
 class Judging:
@@ -84,9 +95,14 @@ class Judging:
         self.room: int | None = None
 
     def judge(self, work: Work, known: Known, now_ms: int) -> list[Record]:
-        """Judge a lane until something may run; nothing when it has to wait, or nothing is left."""
+        """Judge a lane until something may run; nothing when it has to wait, or nothing is left.
+
+        Args:
+            known: the effects of what waits in front of the lane have been read, as far as a run goes.
+        """
+        is_read = True
         while True:
-            if work.commands and (record := _next_command(work.commands, work.state)) is not None:
+            if work.commands and (record := next_command(work.commands, work.state)) is not None:
                 starts = self._judge_command(work, record, known, now_ms)
                 if starts is None:
                     return []
@@ -94,6 +110,8 @@ class Judging:
                 if starts:
                     self._in_hand.take(record.effect_key, work.lane)
                     return [record]
+                # It may have put something in front.
+                is_read = False
                 continue
             if work.rest_until_ms > now_ms:
                 return []
@@ -106,7 +124,9 @@ class Judging:
             )
             if not records:
                 return []
-            self._ledger.read_effects(records, known)
+            if parked or not is_read:
+                self._ledger.read_effects(records, known)
+            is_read = False
             run, more = self._judge_each(work, records, known, parked, now_ms)
             if run or not more:
                 return run
@@ -122,7 +142,7 @@ class Judging:
         """A command about the partition itself: it waits for nothing."""
         books = self._books
         paused = books.pause is not None
-        if why := _refusal_of_pause(command, "the partition", paused=paused):
+        if why := refusal_of_pause(command, "the partition", paused=paused):
             books.settle(self._resolving.refused(record, why, now_ms), None, None)
             return
         pause = None if paused else pause_of(command, now_ms)
@@ -149,41 +169,45 @@ class Judging:
         Returns:
             The records to hand out; and, when there are none, whether to look at the lane again.
         """
-        run: list[Record] = []
-        for record in records:
-            if run:
-                if not self._may_follow(work, record, run[-1], known, parked):
-                    break
-            else:
-                was_free = work.state.is_free
-                starts = self._judge_first(work, record, known, now_ms)
-                if starts is None:
-                    return run, False
-                if not starts:
-                    if not parked:
-                        work.waiting.popleft()
-                    if work.state.is_free is not was_free:
-                        return run, True
-                    continue
+        for at, record in enumerate(records):
+            was_free = work.state.is_free
+            starts = self._judge_first(work, record, known, now_ms)
+            if starts is None:
+                return [], False
             if not parked:
                 work.waiting.popleft()
-            self._in_hand.take(record.effect_key, work.lane)
-            run.append(record)
-        return run, True
+            if starts:
+                self._in_hand.take(record.effect_key, work.lane)
+                return [record, *self._followers(work, record, records[at + 1 :], known, parked)], True
+            if work.state.is_free is not was_free:
+                return [], True
+        return [], True
 
-    def _may_follow(self, work: Work, record: Record, before: Record, known: Known, parked: bool) -> bool:
-        """Whether a record may ride behind another one of its lane, if that one acks."""
-        lane = work.state
-        return (
-            lane.hold is None
-            and (parked or not lane.parked)
-            and record.channel is Channel.SOURCE
-            and not record.misfit
-            and not self._breaker.is_open
-            and self._place(record, before.sequence, None) is Place.NEXT
-            and record.effect_key not in self._in_hand
-            and self._ledger.effect(record.effect_key, known) is None
-        )
+    def _followers(
+        self, work: Work, before: Record, records: list[Record], known: Known, parked: bool
+    ) -> list[Record]:
+        """The records that may ride behind another one of their lane, each if the one before it acks."""
+        state = work.state
+        if state.hold is not None or (state.parked and not parked) or self._breaker.is_open:
+            return []
+        in_hand, effect = self._in_hand, self._ledger.effect
+        found = []
+        for record in records:
+            effect_key = record.effect_key
+            if (
+                record.channel is not _SOURCE
+                or record.misfit
+                or self._place(record, before.sequence, None) is not _NEXT
+                or effect_key in in_hand
+                or effect(effect_key, known) is not None
+            ):
+                break
+            if not parked:
+                work.waiting.popleft()
+            in_hand.take(effect_key, work.lane)
+            found.append(record)
+            before = record
+        return found
 
     def _judge_first(self, work: Work, record: Record, known: Known, now_ms: int) -> bool | None:
         """Judge the record at the head of a lane.
@@ -197,20 +221,20 @@ class Judging:
             return None
         effect = self._ledger.effect(record.effect_key, known)
         record.prior = effect
-        if record.channel is Channel.RETRY:
+        if record.channel is _RETRY:
             return self._judge_retry(work, record, effect, now_ms)
         last = self._last_known(work, record, effect, known)
         step = PLACES[self._place(record, last, self._rules.first_sequence), held(work.state)]
-        if step is Step.PARK:
+        if step is _PARK:
             healed = self._ledger.gap_healed_by(record, work.state) if work.state.pause else None
             books.settle(*self._settling.park(record, work.state, now_ms, healed), work)
             return False
-        if step is Step.OPEN_GAP:
+        if step is _OPEN_GAP:
             books.settle(*self._settling.gap(record, work.state, now_ms), work)
             return False
-        in_turn = step is Step.JUDGE_IN_TURN
+        in_turn = step is _IN_TURN
         decision = self._decide(record, effect, in_turn)
-        if decision.action is Action.RUN:
+        if decision.action is _RUN:
             return self._start(work, record, now_ms)
         healed = self._ledger.gap_healed_by(record, work.state) if in_turn else None
         if decision.action is Action.DUPLICATE:
@@ -264,7 +288,7 @@ class Judging:
 
     def _place(self, record: Record, last: int | None, first_sequence: int | None) -> Place:
         """Where a record stands in its lane. Without a sequence key it has no number, only its arrival."""
-        order = Order.ARRIVAL if record.sequence_key is None else self._rules.order
+        order = _ARRIVAL if record.sequence_key is None else self._rules.order
         return place(order, record.sequence, last, first_sequence)
 
     def _decide(self, record: Record, effect: Effect | None, in_turn: bool) -> Decision:
@@ -459,7 +483,7 @@ class Judging:
     def _pause(self, work: Work, record: Record, command: Command, now_ms: int) -> None:
         """Pause or resume a lane."""
         books, lane = self._books, work.state
-        if why := _refusal_of_pause(command, "the lane", paused=lane.pause is not None):
+        if why := refusal_of_pause(command, "the lane", paused=lane.pause is not None):
             books.settle(self._resolving.refused(record, why, now_ms), None, work)
         elif command.action == "pause":
             books.settle(*self._resolving.paused(record, command, lane, now_ms), work)
@@ -473,16 +497,3 @@ class Judging:
         return refusal_of_next(
             sequence, work.state, self._rules.first_sequence, first[0][0][1] if first else None
         )
-
-
-def _next_command(commands: Iterable[Record], lane: Lane) -> Record | None:
-    """The first one that need not wait; a repeat that waits for a retry is not in the way of the others."""
-    return next((record for record in commands if not waits_behind(record.command, lane)), None)
-
-
-def _refusal_of_pause(command: Command, what: str, *, paused: bool) -> str:
-    if command.action == "pause" and paused:
-        return f"{what} is paused already"
-    if command.action == "resume" and not paused:
-        return f"{what} is not paused"
-    return ""

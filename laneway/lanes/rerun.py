@@ -8,16 +8,24 @@ have succeeded in that rerun. Reads nothing, writes nothing.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from laneway.lanes.canonical import RULE
 from laneway.lanes.command import Command, Repeat
 from laneway.lanes.effect import OPEN, Effect, EffectState
 from laneway.lanes.lane import HoldKind, Lane
+from laneway.lanes.record import Record
 
 
 def waits_behind(command: Command | None, lane: Lane) -> bool:
     """Whether a repeat lets its lane go on first: what waits for its retry ends by itself."""
     is_repeat = command is not None and command.repeat is not None
     return is_repeat and lane.hold is not None and lane.hold.kind is HoldKind.RETRY
+
+
+def next_command(commands: Iterable[Record], lane: Lane) -> Record | None:
+    """The first one that need not wait; a repeat that waits for a retry is not in the way of the others."""
+    return next((record for record in commands if not waits_behind(record.command, lane)), None)
 
 
 def has_begun_again(repeat: Repeat, effect: Effect | None) -> bool:

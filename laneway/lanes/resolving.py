@@ -18,8 +18,9 @@ from laneway.lanes.effect import OPEN, Effect, EffectState, check_transition
 from laneway.lanes.forward import Forwarder, Home
 from laneway.lanes.lane import NEW_LANE, Lane, Pause
 from laneway.lanes.record import Record, is_lane_of_one
+from laneway.lanes.rules import Rules
 from laneway.lanes.settlement import Settled, Settlement
-from laneway.lanes.settling import Rules, Settling
+from laneway.lanes.settling import Settling
 from laneway.lanes.view import PutEffect, PutLane
 
 
@@ -45,6 +46,15 @@ def refusal(command: Command, case: Case | None, lane: Lane, effect: Effect | No
         return "the lane is paused, so nothing of it may run; resume it first"
     if effect is not None and effect.state in OPEN and effect.offset != case.offset:
         return f"effect {case.effect_key!r} is open by offset {effect.offset}; that one has to end first"
+    return ""
+
+
+def refusal_of_pause(command: Command, what: str, *, paused: bool) -> str:
+    """Why a lane, or the partition, is not paused, or not resumed; "" when it is."""
+    if command.action == "pause" and paused:
+        return f"{what} is paused already"
+    if command.action == "resume" and not paused:
+        return f"{what} is not paused"
     return ""
 
 

@@ -6,7 +6,7 @@ durable in one write or not at all. Reads nothing, writes nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
@@ -17,41 +17,15 @@ from laneway.lanes.effect import Effect, EffectState, check_transition
 from laneway.lanes.forward import Forwarder, Home, raw_of, with_raw
 from laneway.lanes.lane import NEW_LANE, Hold, HoldKind, Lane, Parked
 from laneway.lanes.record import Channel, Record, is_lane_of_one, replay_of, run_of
+from laneway.lanes.rules import Rules
 from laneway.lanes.settlement import Settled, Settlement
 from laneway.lanes.verdict import Ack, Outcome, Reject, Retry, Review
 from laneway.lanes.view import PutCase, PutEffect, PutLane, PutParked
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
-    """What a team may choose about its lanes; see the configuration reference.
-
-    Attributes:
-        first_sequence: what a new contiguous lane starts with; None adopts the first one seen.
-        delays_ms: the fixed delays between attempts; attempts = 1 + their number.
-        max_run: records of one lane handed to a worker together.
-        max_judged: lanes looked at in one turn where few may start at a time.
-        intents: a handler starts only when the ledger knows that it may have (see `intents`).
-        hand_over_slack: offsets beyond the last known hand-over that another process may have handed over.
-        breaker_lanes: so many lanes in a row must find a dependency unavailable, before all wait for it.
-        max_replays: how often the dead letters of one effect may be replayed.
-    """
-
-    order: Order = Order.CONTIGUOUS
-    first_sequence: int | None = 1
-    pass_after_reject: bool = False
-    hold_unknown_version: bool = False
-    delays_ms: tuple[int, ...] = (1000, 4000)
-    max_retries_waiting: int = 10_000
-    max_parked_per_lane: int = 100_000
-    max_parked_bytes: int = 1 << 30
-    max_open_cases: int = 100
-    max_run: int = 256
-    max_judged: int = 2000
-    intents: bool = False
-    hand_over_slack: int = 0
-    breaker_lanes: int = 5
-    max_replays: int = 3
+# Named for every record: to look up an enum's member costs a dozen times what a global does (Python 3.11).
+_SUCCEEDED: Final = EffectState.SUCCEEDED
+_SAVED: Final = Settled.SUCCEEDED
+_ARRIVAL: Final = Order.ARRIVAL
 
 
 class Settling:
@@ -126,7 +100,7 @@ class Settling:
     ) -> tuple[Settlement, Lane]:
         """The effect is finished with the same payload: nothing runs, and in turn `last` advances."""
         done = Settlement(record, Settled.DUPLICATE, [], effect.state.name.lower(), effect.result_key)
-        after = self._moved_past(done, record, lane) if in_turn else self._leave(done, record, lane)
+        after = self.moved_past(done, record, lane) if in_turn else self._leave(done, record, lane)
         return self._closing(done, record, lane, after, closes, now_ms), after
 
     def dropped(self, record: Record, reason: str) -> Settlement:
@@ -210,13 +184,37 @@ class Settling:
 
     # -- the verdicts
 
+    def acked(self, record: Record, result_key: str | None, now_ms: int) -> Settlement:
+        """The first Ack of an effect, from the source and in turn; its lane is moved with the last of them.
+
+        What `verdict` says of such a record, without its questions: see `moved_past`.
+        """
+        if not record.payload_hash:
+            record.payload_hash = payload_hash(record.payload, record.value)
+        effect = Effect(
+            _SUCCEEDED,
+            record.message_id,
+            record.origin_offset,
+            record.lane,
+            record.sequence,
+            record.version,
+            record.payload_hash,
+            RULE,
+            record.attempt,
+            result_key,
+            "",
+            now_ms,
+            record.first_failed_ms,
+        )
+        return Settlement(record, _SAVED, [PutEffect(record.effect_key, effect)], "", result_key)
+
     def _succeeded(
         self, record: Record, result_key: str | None, lane: Lane, now_ms: int
     ) -> tuple[Settlement, Lane]:
         run = run_of(record)
         done = Settlement(record, Settled.SUCCEEDED, [], f"run {run}" if run else "", result_key)
         self._put_effect(done, record, EffectState.SUCCEEDED, "", now_ms, result_key=result_key)
-        return done, self._moved_past(done, record, lane)
+        return done, self.moved_past(done, record, lane)
 
     def _retry(self, record: Record, verdict: Retry, lane: Lane, now_ms: int) -> tuple[Settlement, Lane]:
         base = _base(record, lane)
@@ -272,7 +270,7 @@ class Settling:
             )
         )
         if opened is None:
-            return done, self._moved_past(done, record, lane)
+            return done, self.moved_past(done, record, lane)
         self._open(done, opened, now_ms)
         return done, self._hold(done, record, lane, opened, now_ms)
 
@@ -330,9 +328,9 @@ class Settling:
             )
         )
 
-    def _moved_past(self, done: Settlement, record: Record, lane: Lane) -> Lane:
+    def moved_past(self, done: Settlement, record: Record, lane: Lane) -> Lane:
         """The record is done in order: the lane is free, and `last` is its sequence."""
-        numbered = record.sequence_key is not None and self._rules.order is not Order.ARRIVAL
+        numbered = record.sequence_key is not None and self._rules.order is not _ARRIVAL
         parked, parked_bytes = lane.parked, lane.parked_bytes
         if record.parked:
             parked, parked_bytes = parked - 1, parked_bytes - record.size_bytes

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import islice
 
 from laneway.lanes.due import DueHeap
@@ -274,6 +274,17 @@ class EffectsInHand:
         if effect_key not in self._waiting:
             return []
         return list(self._waiting.pop(effect_key).values())
+
+    def release_all(self, effect_keys: Iterable[str], lane: str) -> list[Work]:
+        """Release those that this lane has in hand: the lanes that may look again."""
+        lane_of, waiting = self._lane_of, self._waiting
+        woken: list[Work] = []
+        for effect_key in effect_keys:
+            if lane_of.get(effect_key) == lane:
+                del lane_of[effect_key]
+                if effect_key in waiting:
+                    woken += waiting.pop(effect_key).values()
+        return woken
 
     def keep(self, effect_key: str, cycle: int) -> None:
         """The effect is settled, but stays in hand until that cycle is durable."""

@@ -20,8 +20,8 @@ from laneway.lanes.canonical import payload_hash
 from laneway.lanes.envelope import Envelope, EnvelopeRules
 from laneway.lanes.forward import Home
 from laneway.lanes.record import Channel, Record, keyed_lane
+from laneway.lanes.rules import Rules
 from laneway.lanes.settlement import Settlement
-from laneway.lanes.settling import Rules
 from laneway.lanes.verdict import ACK, Outcome
 from laneway.store import codec
 from laneway.store.memory import MemoryLedger

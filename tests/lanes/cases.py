@@ -12,7 +12,7 @@ from laneway.lanes.case import Case
 from laneway.lanes.envelope import Envelope, EnvelopeRules
 from laneway.lanes.failures import NeedsReview, classify
 from laneway.lanes.record import Record
-from laneway.lanes.settling import Rules
+from laneway.lanes.rules import Rules
 from laneway.lanes.verdict import ACK, Outcome, Reject, Retry
 from tests.lanes.driver import always
 from tests.lanes.operated import Operated

@@ -26,9 +26,9 @@ from laneway.lanes.envelope import Envelope, EnvelopeRules
 from laneway.lanes.forward import Forward, ForwardKind, Home, read_retry
 from laneway.lanes.lane import Lane
 from laneway.lanes.record import Channel, Headers, Record, keyed_lane
+from laneway.lanes.rules import Rules
 from laneway.lanes.run import Run
 from laneway.lanes.settlement import Settled, Settlement
-from laneway.lanes.settling import Rules
 from laneway.lanes.verdict import ACK, Ack, Outcome
 from laneway.store.memory import MemoryLedger
 

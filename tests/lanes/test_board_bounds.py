@@ -7,7 +7,7 @@ import pytest
 from laneway.lanes.envelope import EnvelopeRules
 from laneway.lanes.failures import classify
 from laneway.lanes.record import Channel
-from laneway.lanes.settling import Rules
+from laneway.lanes.rules import Rules
 from laneway.lanes.verdict import ACK, Outcome, Retry
 from tests.lanes.driver import Driver, always
 

@@ -7,8 +7,8 @@ import pytest
 from laneway.lanes.effect import EffectState
 from laneway.lanes.envelope import EnvelopeRules
 from laneway.lanes.record import Channel
+from laneway.lanes.rules import Rules
 from laneway.lanes.settlement import Settled
-from laneway.lanes.settling import Rules
 from laneway.lanes.verdict import ACK, Ack, Outcome, Reject, Retry
 from tests.lanes.driver import Driver
 

@@ -10,8 +10,8 @@ from laneway.lanes.envelope import Envelope, EnvelopeRules
 from laneway.lanes.failures import NeedsReview, PermanentFailure, Unavailable, classify
 from laneway.lanes.forward import ForwardKind
 from laneway.lanes.record import Channel, Record
+from laneway.lanes.rules import Rules
 from laneway.lanes.settlement import Settled
-from laneway.lanes.settling import Rules
 from laneway.lanes.verdict import ACK, Outcome, Reject, Retry
 from tests.lanes.driver import Driver, Stored, always, value_of
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from laneway.lanes.record import Channel
+from laneway.lanes.rules import Rules
 from laneway.lanes.settlement import Settled
-from laneway.lanes.settling import Rules
 from laneway.lanes.verdict import ACK, Outcome, Reject, Retry
 from tests.lanes.driver import Driver
 

@@ -7,8 +7,8 @@ import pytest
 from laneway.lanes.admission import Order
 from laneway.lanes.envelope import EnvelopeRules
 from laneway.lanes.record import Channel, Record
+from laneway.lanes.rules import Rules
 from laneway.lanes.settlement import Settled
-from laneway.lanes.settling import Rules
 from laneway.lanes.verdict import ACK, Outcome, Reject, Retry, Wait
 from tests.lanes.driver import Driver, Handler
 

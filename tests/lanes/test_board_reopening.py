@@ -10,9 +10,9 @@ from laneway.lanes.failures import TemporaryFailure, Unavailable, classify
 from laneway.lanes.follower import LostFollowersError
 from laneway.lanes.forward import Forward
 from laneway.lanes.record import Channel
+from laneway.lanes.rules import Rules
 from laneway.lanes.run import Run
 from laneway.lanes.settlement import Settled
-from laneway.lanes.settling import Rules
 from laneway.lanes.verdict import ACK, Outcome, Reject, Retry
 from laneway.lanes.view import PutParked
 from tests.lanes.driver import Driver, Stored

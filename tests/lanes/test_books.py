@@ -14,7 +14,7 @@ from laneway.lanes.books import HELD_BACK_MS, LONGEST_HELD_BACK_MS
 from laneway.lanes.forward import Forward, ForwardKind
 from laneway.lanes.frontier import Frontier, without
 from laneway.lanes.record import Channel
-from laneway.lanes.settling import Rules
+from laneway.lanes.rules import Rules
 from laneway.lanes.verdict import ACK, Emitted, Outcome
 from laneway.lanes.verdict import Ack as AckVerdict
 from tests.lanes.cases import LATER, POISON, UNKNOWN, situation

@@ -7,7 +7,7 @@ import pytest
 from laneway.lanes.breaker import Breaker
 from laneway.lanes.failures import Unavailable, classify, invalid_payload
 from laneway.lanes.record import Channel, Record
-from laneway.lanes.settling import Rules
+from laneway.lanes.rules import Rules
 from laneway.lanes.verdict import ACK, Outcome, Wait
 from tests.lanes.cases import LATER, POISON, UNKNOWN
 from tests.lanes.driver import always

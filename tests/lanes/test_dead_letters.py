@@ -12,7 +12,7 @@ from laneway.lanes.effect import EffectState
 from laneway.lanes.envelope import EnvelopeRules
 from laneway.lanes.forward import Forward
 from laneway.lanes.record import Channel, Record
-from laneway.lanes.settling import Rules
+from laneway.lanes.rules import Rules
 from laneway.lanes.verdict import ACK, Outcome
 from tests.lanes.cases import LATER, POISON, UNKNOWN
 from tests.lanes.driver import always, value_of

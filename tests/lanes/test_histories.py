@@ -18,7 +18,7 @@ from laneway.lanes.case import Case
 from laneway.lanes.effect import Effect
 from laneway.lanes.envelope import EnvelopeRules
 from laneway.lanes.record import Channel, Record
-from laneway.lanes.settling import Rules
+from laneway.lanes.rules import Rules
 from laneway.lanes.verdict import ACK, Outcome, Reject, Retry, Review, Wait
 from tests.lanes.driver import MANY, Driver, value_of
 

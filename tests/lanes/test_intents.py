@@ -7,7 +7,7 @@ import pytest
 from laneway.lanes.admission import Order
 from laneway.lanes.effect import EffectState
 from laneway.lanes.failures import Unavailable, classify
-from laneway.lanes.settling import Rules
+from laneway.lanes.rules import Rules
 from laneway.lanes.verdict import ACK
 from tests.lanes.cases import LATER, UNKNOWN, situation
 from tests.lanes.driver import always

@@ -8,7 +8,7 @@ from laneway.lanes.admission import Order
 from laneway.lanes.effect import EffectState
 from laneway.lanes.envelope import EnvelopeRules
 from laneway.lanes.record import Channel, lane_of_one
-from laneway.lanes.settling import Rules
+from laneway.lanes.rules import Rules
 from laneway.lanes.verdict import ACK
 from tests.lanes.cases import LATER, POISON, situation
 from tests.lanes.driver import always

@@ -14,8 +14,8 @@ from laneway.lanes.command import Repeat
 from laneway.lanes.effect import Effect, EffectState
 from laneway.lanes.envelope import EnvelopeRules
 from laneway.lanes.record import Channel, Record, run_of
+from laneway.lanes.rules import Rules
 from laneway.lanes.settlement import Settled
-from laneway.lanes.settling import Rules
 from laneway.lanes.verdict import ACK, Outcome
 from tests.lanes.cases import LATER, POISON, UNKNOWN
 from tests.lanes.driver import MANY, value_of

@@ -10,8 +10,9 @@ from laneway.lanes.effect import Effect, EffectState, IllegalTransitionError
 from laneway.lanes.forward import ForwardKind, Home
 from laneway.lanes.lane import Hold, HoldKind, Lane
 from laneway.lanes.record import Channel, Record, keyed_lane, lane_of_one
+from laneway.lanes.rules import Rules
 from laneway.lanes.settlement import Settled, Settlement
-from laneway.lanes.settling import Rules, Settling
+from laneway.lanes.settling import Settling
 from laneway.lanes.verdict import Ack, Outcome, Reject, Retry, Review, Wait
 from laneway.lanes.view import PutCase, PutEffect, PutLane, PutParked
 

@@ -170,12 +170,12 @@ def _replayed_beside_a_case() -> Sequence[Change]:
 
 
 def _late_replay_moves_back() -> Sequence[Change]:
-    moved_past = settling_module.Settling._moved_past
+    moved_past = settling_module.Settling.moved_past
 
     def to_its_number(self: Settling, done: Settlement, record: Record, lane: Lane) -> Lane:
         return moved_past(self, done, record, msgspec.structs.replace(lane, last=None))
 
-    return [(settling_module.Settling, "_moved_past", to_its_number)]
+    return [(settling_module.Settling, "moved_past", to_its_number)]
 
 
 OPERATOR_DEFECTS: tuple[Defect, ...] = (

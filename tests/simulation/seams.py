@@ -19,7 +19,7 @@ from laneway.consumer.rules import envelope_of, rules_of
 from laneway.consumer.settings.model import Settings
 from laneway.consumer.topics import TopicInfo
 from laneway.lanes.envelope import Envelope
-from laneway.lanes.settling import Rules
+from laneway.lanes.rules import Rules
 from laneway.processing import Processor
 from tests.simulation.batches import Batches, pool_of
 from tests.simulation.clients import FakeConsumer

@@ -23,7 +23,7 @@ from laneway.lanes.board import Board
 from laneway.lanes.envelope import Envelope, EnvelopeRules
 from laneway.lanes.forward import Forwarder, Home
 from laneway.lanes.record import Channel, Record
-from laneway.lanes.settling import Rules
+from laneway.lanes.rules import Rules
 from laneway.lanes.verdict import ACK, Outcome, Wait
 from laneway.store.memory import MemoryLedger
 from tests.lanes.driver import Driver, value_of

@@ -14,7 +14,7 @@ from typing import Any
 
 from laneway.consumer.partition import Partition, State
 from laneway.lanes.envelope import Envelope
-from laneway.lanes.settling import Rules
+from laneway.lanes.rules import Rules
 from laneway.pipeline import Pipeline
 from tests.invariants import Broken
 from tests.simulation.applications import PIPELINES, current, play

@@ -33,7 +33,7 @@ from laneway.lanes.frontier import Seen as Fate
 from laneway.lanes.frontier import reopened
 from laneway.lanes.lane import Lane
 from laneway.lanes.record import Channel, Record
-from laneway.lanes.settling import Rules
+from laneway.lanes.rules import Rules
 from laneway.lanes.view import ChannelMark, Meta, PutCase
 from laneway.pipeline import Pipeline
 from laneway.store import codec

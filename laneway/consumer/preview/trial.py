@@ -18,8 +18,8 @@ from laneway.lanes.books import Cut
 from laneway.lanes.envelope import UNKNOWN_VERSION, Envelope
 from laneway.lanes.forward import Home
 from laneway.lanes.record import Channel, Record
+from laneway.lanes.rules import Rules
 from laneway.lanes.settlement import Settled, Settlement
-from laneway.lanes.settling import Rules
 from laneway.lanes.verdict import ACK, Ack, Outcome, Reject, Retry, Wait
 from laneway.lanes.view import PutCase, PutParked
 from laneway.pipeline import Processor

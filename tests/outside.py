@@ -56,7 +56,8 @@ class Outside:
             handlers from going on beside those of the new owner.
         once: what may have happened is not run again: an effect runs once, but where its handler said that
             it did not happen, and the ledger knows that.
-        passed: whether a person has let a lane move past a number: (partition, lane, number).
+        passed: whether a person has let a lane move past a number: (partition, lane, number). Somebody who
+            was deposed may still be at it.
         paused: whether a person has ever paused a lane: (partition, lane).
         late: whether a person has let an effect happen out of order, or has said that it is done while
             somebody who was deposed is still at it: (partition, effect key).
@@ -129,7 +130,8 @@ class Outside:
             return
         self._happened.add(key)
         lane = (run.partition, record.lane)
-        if is_lane_of_one(record.lane) or self._late(*key):
+        passed = self._passed(run.partition, record.lane, record.sequence)
+        if is_lane_of_one(record.lane) or self._late(*key) or passed:
             return
         place = record.offset if self._order is Order.ARRIVAL else record.sequence
         before, effect_key = self._last_first.get(lane, (place - 1, ""))
@@ -154,13 +156,18 @@ class Outside:
         run.outcome = "unknown"
 
     def _begins_anew(self, lane: tuple[int, str], effect_key: str) -> bool:
-        """Whether a lane that may begin anywhere has not begun, as far as its ledger knows.
+        """Whether a lane with holes has not come as far as its last effect, as far as its ledger knows.
 
         An owner began with the number it saw first, and nobody heard of it again. The next one found the
-        lane paused and parked what came; parked records go by their numbers.
+        lane paused and parked what came; parked records go by their numbers. And where an unknown outcome is
+        run again, nothing tells of a higher number that was lost, when a lower one has come behind it.
         """
-        anywhere = self._first_sequence is None or self._order is Order.INCREASING
-        return anywhere and self._paused(*lane) and (lane[0], effect_key) not in self._recorded
+        if (lane[0], effect_key) in self._recorded:
+            return False
+        increasing = self._order is Order.INCREASING
+        return (increasing and not self._once) or (
+            (increasing or self._first_sequence is None) and self._paused(*lane)
+        )
 
     def dies(self, process: int) -> None:
         """A process has ended: nobody will ever know how its runs went."""

@@ -93,7 +93,9 @@ class LanesSettings(_Table):
     """The order inside a lane, and the bounds on everything that can pile up."""
 
     order: Literal["contiguous", "increasing", "arrival"] = "contiguous"
-    """`contiguous`: N+1 after N. `increasing`: holes allowed, never backwards. `arrival`: by offset."""
+    """`contiguous`: N+1 after N. `increasing`: holes allowed, never backwards; with
+    `ledger.on_unknown_outcome = "run-again"` a number whose outcome was lost with its process has not
+    happened, so a lower one that came behind it may still run. `arrival`: by offset."""
     first_sequence: FirstSequence = 1
     """What a new key starts with; `any` adopts the first sequence seen."""
     after_reject: Literal["hold", "pass"] = "hold"

@@ -113,6 +113,7 @@ def _effect_columns(now_ms: int) -> tuple[Column[_Found], ...]:
         Column("version", lambda found: found.effect.version),
         Column("case", lambda found: found.effect.case_id or None),
         Column("payload_hash", lambda found: found.effect.payload_hash.hex() or None),
+        Column("succeeded_with", lambda found: (found.effect.succeeded or b"").hex() or None),
     )
 
 

@@ -177,9 +177,10 @@ def standing(effect: Effect | None, origin_offset: int, payload_hash: bytes) -> 
     # What is repeated on purpose has happened, whatever the repeat came to: a copy of it changes nothing.
     repeated = effect.run > 0 and effect.offset != origin_offset
     if effect.state in FINISHED or repeated:
-        if effect.payload_hash == payload_hash:
+        if payload_hash in (effect.payload_hash, effect.succeeded):
             return Standing.FINISHED_SAME
-        quarantined = effect.state is EffectState.QUARANTINED and not repeated
+        corrigible = not repeated and effect.succeeded is None
+        quarantined = effect.state is EffectState.QUARANTINED and corrigible
         return Standing.QUARANTINED_OTHER if quarantined else Standing.FINISHED_OTHER
     if effect.offset != origin_offset:
         return Standing.FOREIGN_OPEN

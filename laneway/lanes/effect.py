@@ -81,6 +81,8 @@ class Effect(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
         replay: its dead letter was replayed; what becomes of it is known by that from then on.
         run: 0 until somebody repeats it on purpose; then the number of that rerun. Above 0 it has succeeded
             before, whatever its state is.
+        succeeded: payload hash of a success of another delivery, which a person had this one replayed over,
+            with another payload. Whatever came of the replay: a copy of what succeeded does not run again.
     """
 
     state: EffectState
@@ -100,6 +102,7 @@ class Effect(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     case_id: str = ""
     replay: Replay | None = None
     run: int = 0
+    succeeded: bytes | None = None
 
 
 def check_transition(effect_key: str, before: Effect | None, after: EffectState) -> None:

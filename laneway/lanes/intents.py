@@ -11,7 +11,7 @@ from collections import deque
 from laneway.lanes.books import Books
 from laneway.lanes.canonical import RULE
 from laneway.lanes.effect import Effect, EffectState, check_transition
-from laneway.lanes.record import Record, replay_of, run_of
+from laneway.lanes.record import Record, replay_of, run_of, success_behind
 from laneway.lanes.run import Run
 from laneway.lanes.work import Work
 
@@ -73,4 +73,5 @@ def _intent(record: Record, now_ms: int) -> Effect:
         record.first_failed_ms,
         replay=replay_of(record),
         run=run_of(record),
+        succeeded=success_behind(record),
     )

@@ -136,6 +136,16 @@ def run_of(record: Record) -> int:
     return prior.run if prior is not None and prior.offset == record.origin_offset else 0
 
 
+def success_behind(record: Record) -> bytes | None:
+    """The payload hash of another delivery's success that this one is replayed over; None for none."""
+    prior = record.prior
+    if prior is None:
+        return None
+    if prior.state is EffectState.SUCCEEDED and prior.offset != record.origin_offset:
+        return prior.payload_hash
+    return prior.succeeded
+
+
 def size_bytes(key: bytes | None, value: bytes | None, headers: Headers) -> int:
     """Bytes of key, value and headers."""
     size = len(key or b"") + len(value or b"")

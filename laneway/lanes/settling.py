@@ -16,7 +16,7 @@ from laneway.lanes.case import Case, case_id, required_check
 from laneway.lanes.effect import Effect, EffectState, check_transition
 from laneway.lanes.forward import Forwarder, Home, raw_of, with_raw
 from laneway.lanes.lane import NEW_LANE, Hold, HoldKind, Lane, Parked
-from laneway.lanes.record import Channel, Record, is_lane_of_one, replay_of, run_of
+from laneway.lanes.record import Channel, Record, is_lane_of_one, replay_of, run_of, success_behind
 from laneway.lanes.rules import Rules
 from laneway.lanes.settlement import Settled, Settlement
 from laneway.lanes.verdict import Ack, Outcome, Reject, Retry, Review
@@ -324,6 +324,7 @@ class Settling:
                     ident,
                     replay_of(record),
                     run_of(record),
+                    success_behind(record),
                 ),
             )
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from laneway.lanes.effect import EffectState
+from laneway.lanes.envelope import EnvelopeRules
 from laneway.lanes.record import Record
 from laneway.lanes.verdict import ACK, Outcome, Wait
 from tests.lanes.cases import LATER, POISON, UNKNOWN, situation
@@ -188,3 +189,28 @@ def test_a_replay_whose_dependency_is_down_waits_and_spends_nothing() -> None:
     attempts = {act.attempt for act in driver.acts[acts:] if act.effect_key == "a2"}
     assert attempts == {2}
     driver.check_at_rest()
+
+
+@pytest.mark.parametrize("ends", [POISON, LATER, UNKNOWN])
+def test_a_success_is_not_forgotten_over_a_replay_that_failed(ends: Outcome) -> None:
+    """Another payload is replayed over a success, in vain: a copy of what succeeded never runs again.
+
+    Found by the simulation (seed 347664): where nothing is ordered, such a copy was taken for a correction.
+    """
+    driver = Operated(envelope=EnvelopeRules(sequence_key=None, sequence=None))
+    driver.produce("a", 1, payload={"pay": 1})
+    driver.rest()
+    driver.produce("a", 1, payload={"pay": 2})
+    driver.rest()
+    driver.handler = always(ends)
+    driver.done("replay", driver.case("effect-conflict"))
+    if driver.cases():
+        driver.applied("discard", driver.case())
+    driver.handler = always(ACK)
+    driver.produce("a", 1, payload={"pay": 1}, message="again")
+    driver.rest()
+    assert driver.effects() == ["a1"], "it ran again"
+    driver.produce("a", 1, payload={"pay": 3})
+    driver.rest()
+    assert driver.effects() == ["a1"]
+    assert "effect-conflict" in driver.cases(), "a third payload is a person's to judge"

@@ -228,6 +228,6 @@ def test_the_layout_of_today_is_pinned() -> None:
     )
     assert codec.decode_effect(bytes.fromhex(old)) == effect()
     # A shorter array of an older release reads as one with defaults; this is how the same is written today.
-    assert codec.encode(effect()).hex() == "01dc0011" + old[4:] + "c000"
+    assert codec.encode(effect()).hex() == "01dc0012" + old[4:] + "c000c0"
     old_meta = "0196a87772697465722d31018200920a92920c0e921415019202900163cd0fa0"
     assert codec.decode_meta(bytes.fromhex(old_meta)) == meta()

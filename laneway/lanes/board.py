@@ -81,6 +81,7 @@ class Board:
             topic_ids=topic_ids,
             starts=starts,
             max_parked_per_lane=rules.max_parked_per_lane,
+            moved_past=self._settling.moved_past,
         )
         self._books = books
         self._lanes = books.lanes
@@ -289,10 +290,13 @@ class Board:
                 break
             if record.prior is not None or record.parked or record.channel is not _SOURCE:
                 break
-            settlements.append(self._settling.acked(record, verdict.result_key, now_ms))
+            done = self._settling.acked(record, verdict.result_key, now_ms)
+            done.lane_before = lane
+            settlements.append(done)
         if settlements:
             last = settlements[-1]
             after = self._settling.moved_past(last, last.record, lane)
+            last.lane_before = None
             self._books.settle_acks(settlements, after, work)
         return len(settlements)
 

@@ -8,7 +8,7 @@ waits, with all that came after it in its lane or effect, and the frontier is to
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 import msgspec
@@ -56,6 +56,7 @@ class Books:
         topic_ids: of the source topic and its retry topic, for the meta entry too.
         starts: by channel, the offset reading starts at when the ledger knows none.
         max_parked_per_lane: the bound that `full_lanes` watches.
+        moved_past: adds the lane's entry to a settlement; see `Settling.moved_past`.
 
     Attributes:
         lanes, in_hand, ledger: the lanes in memory, the effects being worked on, and the ledger with what is
@@ -75,6 +76,7 @@ class Books:
         topic_ids: tuple[str, str] = ("", ""),
         starts: dict[Channel, int],
         max_parked_per_lane: int,
+        moved_past: Callable[[Settlement, Record, Lane], Lane],
     ) -> None:
         meta = opening.meta
         marks = meta.marks if meta is not None else {}
@@ -95,6 +97,7 @@ class Books:
         self._writer = writer
         self._topic_ids = topic_ids
         self._max_parked_per_lane = max_parked_per_lane
+        self._moved_past = moved_past
         self._settled: list[Settlement] = []
         self._intents: list[Entry] = []
         self._held_back: list[Settlement] = []
@@ -241,6 +244,7 @@ class Books:
             self._held_back = []
         elif self._held_back:
             settlements, behind = _apart(settlements, self._held_back)
+            self._tell_lanes(settlements, behind)
             self._hold(behind)
         else:
             self._wait_ms = HELD_BACK_MS
@@ -259,6 +263,8 @@ class Books:
         first = next(at for at, done in enumerate(cut.settlements) if done is settlement)
         kept, behind = _apart(cut.settlements[first + 1 :], [settlement])
         held = [settlement, *behind]
+        self._under_way = cut.settlements[:first] + kept
+        self._tell_lanes(self._under_way, held)
         self._hold(held)
         if cut.number != self._refused:
             # Once for each cut: ten lanes that are refused together are one refusal.
@@ -266,7 +272,6 @@ class Books:
             self._again_ms = now_ms + self._wait_ms
             self._wait_ms = min(2 * self._wait_ms, LONGEST_HELD_BACK_MS)
         meta = cut.meta
-        self._under_way = cut.settlements[:first] + kept
         cases, parked, parked_bytes = _counts(held)
         rest = msgspec.structs.replace(
             meta,
@@ -309,6 +314,19 @@ class Books:
             work_done = self.lanes.get(lane)
             if work_done is not None:
                 self.lanes.let_go(work_done)
+
+    def _tell_lanes(self, go: list[Settlement], stay: list[Settlement]) -> None:
+        """Give the last that goes of each lane the lane's entry, where that stands with one that stays."""
+        lanes = {done.record.lane for done in stay}
+        for done in reversed(go):
+            lane = done.record.lane
+            if lane in lanes:
+                lanes.remove(lane)
+                if done.lane_before is not None:
+                    self._moved_past(done, done.record, done.lane_before)
+                    done.lane_before = None
+            if not lanes:
+                break
 
     def _hold(self, settlements: list[Settlement]) -> None:
         # In the order they were made, whichever was refused first: the last one of a lane counts.

@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Final
 
 from laneway.lanes.forward import Forward
-from laneway.lanes.lane import Pause
+from laneway.lanes.lane import Lane, Pause
 from laneway.lanes.record import Record
 from laneway.lanes.view import Entry
 
@@ -41,6 +41,8 @@ class Settlement:
         events: further journal lines in order: (event, reason or case id).
         number: settlements of a board in the order they were made.
         switched: of a command that paused or resumed the partition: the pause until then, in a tuple.
+        lane_before: of an Ack that was settled together with those behind it, which have the lane's entry:
+            the lane before all of them, for when those do not go with it.
     """
 
     __slots__ = (
@@ -49,6 +51,7 @@ class Settlement:
         "events",
         "forwards",
         "how",
+        "lane_before",
         "number",
         "reason",
         "record",
@@ -73,4 +76,5 @@ class Settlement:
         self.forwards: list[Forward] = []
         self.events: list[tuple[str, str]] = []
         self.number = 0
+        self.lane_before: Lane | None = None
         self.switched: tuple[Pause | None] | None = None

@@ -280,6 +280,20 @@ def test_an_answer_that_nobody_waits_for_any_more_is_not_taken_for_another() -> 
     assert len(worker.dead_letters(1)) == 1
 
 
+def test_only_a_reader_that_saw_it_says_that_it_did_not_happen() -> None:
+    """An answer that tells nothing leaves the transaction in doubt: it is asked again, and not done again."""
+    worker = Worker(0)
+    worker.advance()
+    worker.settle()
+    worker.kafka.wrong["commit"].append("landed")
+    worker.kafka.wrong["read_back"].append(Answer(Fate.RENEW))
+    worker.work(0, ("a", 1))
+    worker.settle()
+    at = worker.kafka.calls.index("read_back")
+    assert worker.kafka.calls[at - 2 :] == ["commit", "renew", "read_back", "renew", "read_back"]
+    assert worker.lasts(0, "a") == [1]
+
+
 def test_a_dead_letter_that_is_too_large_goes_as_a_stub() -> None:
     """Refused among others it goes alone, refused alone without its value; its lane goes on. Case 22."""
     worker = Worker(0)

@@ -406,6 +406,30 @@ def test_a_producer_that_hangs_is_replaced_and_its_outcome_unknown(monkeypatch: 
     assert len(calls) == 2
 
 
+def test_a_reader_that_hangs_costs_no_producer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a client of its own: the question is to be put again, and the transaction under way goes on."""
+    stuck: list[str] = []
+    port = without_client(Never([]), on_stuck=lambda: stuck.append("one more thread"))
+    port._producer, port._is_ready = cast("Producer", object()), True
+    port.read_back("ledger", 0, 7)
+    monkeypatch.setattr(transactions, "HUNG_S", -1.0)
+    assert port.answer() == Answer(Fate.RETRY)
+    assert stuck == ["one more thread"]
+    assert vars(port)["_producer"] is not None
+
+
+def test_behind_a_renewal_that_hangs_another_may_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker ends with the reason, and while it drains it may try once more, with another client."""
+    calls: list[Callable[..., Any]] = []
+    port = without_client(Never(calls), on_stuck=lambda: None)
+    port.renew()
+    monkeypatch.setattr(transactions, "HUNG_S", -1.0)
+    with pytest.raises(KafkaClientError, match="nothing is lost"):
+        port.answer()
+    port.renew()
+    assert len(calls) == 2
+
+
 def test_a_process_that_was_stopped_calls_no_call_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who has not asked for a while, frozen or suspended, gives the call its time once more."""
     now_s = [100.0]

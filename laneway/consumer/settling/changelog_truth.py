@@ -261,6 +261,9 @@ class ChangelogTruth:
             log.info("the transaction in doubt is committed")
             self._in_doubt = False
             return True
+        if answer.fate is not Fate.ABORT:
+            self._undo = Fate.RENEW
+            return False
         log.info("the transaction in doubt is not committed; it goes again")
         return self._again(cycle, Answer(Fate.DONE))
 

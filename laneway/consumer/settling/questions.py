@@ -8,10 +8,13 @@ Boundary: it knows that there is a call under way, and nothing of what calls do.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from laneway.consumer.settling.transactions import Answer
 from laneway.errors import LanewayError
+
+log = logging.getLogger("laneway")
 
 Question = tuple[str, object]
 """The name of a call, and about what it is put: compared with `==`."""
@@ -31,13 +34,17 @@ class Questions:
     def ask(self, question: Question, call: Callable[[], None]) -> Answer | None:
         """Begin a call, unless this very one is under way; its answer, or None while there is none.
 
-        Another one that is still under way ends first, and nobody hears of its answer.
+        Another one that is still under way ends first, and nobody hears of its answer, or why there is none.
 
         Raises:
             LanewayError: nothing can go on here; see `Transactions.answer`.
         """
-        if self._open not in (None, question) and self.answer() is None:
-            return None
+        if self._open not in (None, question):
+            try:
+                if self.answer() is None:
+                    return None
+            except LanewayError as error:
+                log.warning("%s; nothing hangs on it any more", error.what)
         if self._open is None:
             call()
             self._open = question

@@ -147,6 +147,7 @@ class Transactions:
         self._is_beginning = False
         self._is_ready = False
         self._is_open = False
+        self._is_reading = False
         self._call: Future[Answer] | None = None
         self._since_s = 0.0
         self._asked_s = 0.0
@@ -248,6 +249,7 @@ class Transactions:
     def read_back(self, topic: str, partition: int, offset: int) -> None:
         """Whether a record whose transaction has ended is committed: DONE, it is; ABORT, it is not."""
         self._begin_call(self._found, topic, partition, offset)
+        self._is_reading = True
 
     def answer(self) -> Answer | None:
         """Of the call that was begun last; None while it goes on.
@@ -269,8 +271,12 @@ class Transactions:
         return now_s - self._since_s > HUNG_S
 
     def _bury(self) -> Answer:
-        """Leave a producer where it hangs. The next one of its name makes sure that nothing of it lands."""
-        if self._on_stuck is None or not self._is_ready:
+        """Leave a client where it hangs: the producer, whose successor makes sure that nothing of it lands.
+
+        One that only reads back is a client of its own: the question is put again, to another.
+        """
+        self._call = None
+        if self._on_stuck is None:
             raise self._hung()
         log.warning(
             "the Kafka client has not come back from a call for %g s, beyond every timeout it was given; it "
@@ -278,9 +284,14 @@ class Transactions:
             HUNG_S,
         )
         self._on_stuck()
+        if self._is_reading:
+            return Answer(Fate.RETRY)
+        was_ready = self._is_ready
         # Not dropped as others are: to purge it, or to end it, could hang as well.
-        self._call = self._producer = None
-        self._is_ready = self._is_open = False
+        self._producer = None
+        self._is_beginning = self._is_ready = self._is_open = False
+        if not was_ready:
+            raise self._hung()
         return Answer(Fate.RENEW)
 
     def close(self) -> None:
@@ -293,6 +304,7 @@ class Transactions:
     def _begin_call(self, call: Callable[_P, Answer], *args: _P.args, **kwargs: _P.kwargs) -> None:
         assert self._call is None, "one call at a time"
         self._since_s = self._asked_s = time.monotonic()
+        self._is_reading = False
         self._call = self._executor.submit(call, *args, **kwargs)
         self._call.add_done_callback(lambda _: self._notice())
 

@@ -187,15 +187,18 @@ def standing(effect: Effect | None, origin_offset: int, payload_hash: bytes) -> 
     return Standing.OWN_INTENT if effect.state is EffectState.RUNNING else Standing.OWN_OPEN
 
 
-def may_run_held(lane: Lane, effect_key: str, attempt: int) -> bool:
+def may_run_held(lane: Lane, effect_key: str, offset: int, attempt: int) -> bool:
     """Whether a retry copy is the one delivery that the held lane waits for.
 
-    The attempt is counted in the ledger, so an older copy, or a second one, never runs.
+    The attempt is counted in the ledger, so an older copy, or a second one, never runs. Nor does one of
+    another record: retention may have forgotten its effect, which is then begun anew, and counted anew.
+
+    Args:
+        offset: of the record in its source topic.
     """
     hold = lane.hold
     return (
         hold is not None
         and hold.kind is HoldKind.RETRY
-        and hold.effect_key == effect_key
-        and hold.attempt == attempt
+        and (hold.effect_key, hold.offset, hold.attempt) == (effect_key, offset, attempt)
     )

@@ -255,7 +255,7 @@ class Judging:
     def _judge_retry(self, work: Work, record: Record, effect: Effect | None, now_ms: int) -> bool | None:
         """A retry runs only if it is the one that its lane waits for."""
         books, lane = self._books, work.state
-        if not may_run_held(lane, record.effect_key, record.attempt):
+        if not may_run_held(lane, record.effect_key, record.origin_offset, record.attempt):
             books.settle(self._settling.dropped(record, "stale-retry-copy"), None, work)
             return False
         if lane.pause is not None:

@@ -29,9 +29,7 @@ def known(**changed: tuple[EffectState, int]) -> dict[Partition, dict[str, Effec
         if name not in effects:
             effects[name] = done(*about, offset)[1]
     for name, (state, run) in changed.items():
-        effects[name] = Effect(
-            *(state, *tuple(getattr(effects[name], f) for f in Effect.__struct_fields__[1:-1]), run)
-        )
+        effects[name] = msgspec.structs.replace(effects[name], state=state, run=run)
     return {PLACE: effects}
 
 

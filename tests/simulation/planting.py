@@ -65,7 +65,7 @@ def highest_seen() -> Sequence[Change]:
 
 
 def header_attempts() -> Sequence[Change]:
-    def any_attempt(lane: Lane, effect_key: str, attempt: int) -> bool:
+    def any_attempt(lane: Lane, effect_key: str, *_: int) -> bool:
         hold = lane.hold
         return hold is not None and hold.kind is HoldKind.RETRY and hold.effect_key == effect_key
 

@@ -14,6 +14,7 @@ _skipped: list[str] = []
 # Files that take half a minute and more come first: beside each other, with the short ones to fill the ends.
 _LONG = (
     "test_simulation.py",
+    "test_compiled.py",
     "test_cases_page.py",
     "test_moving_house.py",
     "test_changelog_faults.py",

@@ -191,6 +191,14 @@ class Outside:
         """Whether an effect was ever acked."""
         return (partition, effect_key) in self._happened
 
+    def unrecords(self, is_lost: Callable[[int, str], bool]) -> None:
+        """What a ledger was written last went with its machine.
+
+        Args:
+            is_lost: whether a success (partition, effect key) is not in it any more.
+        """
+        self._recorded = {key for key in self._recorded if not is_lost(*key)}
+
     def check_recorded(self, process: int, partition: int, effect_key: str) -> None:
         """A success is recorded only by the process whose handler acked it."""
         # Also when retention has meanwhile forgotten what the effect was before.

@@ -388,6 +388,10 @@ class World:
                 self.end(victim)
             self.watch.power_losses += 1
             process.disk.lose_power(self.random if self.plan.config.changelog else None)
+            if not self.plan.config.changelog:
+                self.watch.outside.unrecords(
+                    lambda partition, effect_key: effect_key not in self.watch.truth(partition).effects
+                )
         else:
             self.end(process)
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections import deque
 
 from laneway.lanes.books import Books
-from laneway.lanes.canonical import RULE
-from laneway.lanes.effect import Effect, EffectState, check_transition
-from laneway.lanes.record import Record, replay_of, run_of, success_behind
+from laneway.lanes.effect import EffectState, check_transition
+from laneway.lanes.record import Record, effect_of
 from laneway.lanes.run import Run
 from laneway.lanes.work import Work
 
@@ -32,7 +31,8 @@ class Intents:
         assert work is not None
         for record in run.records:
             check_transition(record.effect_key, None if record.command else record.prior, EffectState.RUNNING)
-            self._books.intend(record.effect_key, _intent(record, now_ms), work)
+            effect = effect_of(record, EffectState.RUNNING, now_ms, record.first_failed_ms)
+            self._books.intend(record.effect_key, effect, work)
         self._waiting.append((self._books.cycle, run))
 
     def withdraw(self, record: Record, work: Work) -> None:
@@ -54,24 +54,3 @@ class Intents:
         runs = self.take_started() + [run for _, run in self._waiting]
         self._waiting.clear()
         return runs
-
-
-def _intent(record: Record, now_ms: int) -> Effect:
-    return Effect(
-        EffectState.RUNNING,
-        record.message_id,
-        record.origin_offset,
-        record.lane,
-        record.sequence,
-        record.version,
-        record.payload_hash,
-        RULE,
-        record.attempt,
-        None,
-        "",
-        now_ms,
-        record.first_failed_ms,
-        replay=replay_of(record),
-        run=run_of(record),
-        succeeded=success_behind(record),
-    )

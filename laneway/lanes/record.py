@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from laneway.lanes.canonical import RULE
 from laneway.lanes.command import Command
 from laneway.lanes.effect import Effect, EffectState, Replay
 
@@ -144,6 +145,40 @@ def success_behind(record: Record) -> bytes | None:
     if prior.state is EffectState.SUCCEEDED and prior.offset != record.origin_offset:
         return prior.payload_hash
     return prior.succeeded
+
+
+def effect_of(
+    record: Record,
+    state: EffectState,
+    now_ms: int,
+    first_failed_ms: int,
+    *,
+    reason: str = "",
+    result_key: str | None = None,
+    due_ms: int = 0,
+    case_id: str = "",
+) -> Effect:
+    """The record's effect in this state, with what it keeps of the one before."""
+    return Effect(
+        state,
+        record.message_id,
+        record.origin_offset,
+        record.lane,
+        record.sequence,
+        record.version,
+        record.payload_hash,
+        RULE,
+        record.attempt,
+        result_key,
+        reason,
+        now_ms,
+        first_failed_ms,
+        due_ms,
+        case_id,
+        replay_of(record),
+        run_of(record),
+        success_behind(record),
+    )
 
 
 def size_bytes(key: bytes | None, value: bytes | None, headers: Headers) -> int:

@@ -16,7 +16,7 @@ from laneway.lanes.case import Case, case_id, required_check
 from laneway.lanes.effect import Effect, EffectState, check_transition
 from laneway.lanes.forward import Forwarder, Home, raw_of, with_raw
 from laneway.lanes.lane import NEW_LANE, Hold, HoldKind, Lane, Parked
-from laneway.lanes.record import Channel, Record, is_lane_of_one, replay_of, run_of, success_behind
+from laneway.lanes.record import Channel, Record, effect_of, is_lane_of_one, replay_of, run_of
 from laneway.lanes.rules import Rules
 from laneway.lanes.settlement import Settled, Settlement
 from laneway.lanes.verdict import Ack, Outcome, Reject, Retry, Review
@@ -303,31 +303,17 @@ class Settling:
             # No handler came to take it, and copies must be known by it whatever a person decides.
             record.payload_hash = payload_hash(record.payload, record.value)
         failed_ms = record.first_failed_ms or (0 if state is EffectState.SUCCEEDED else now_ms)
-        done.entries.append(
-            PutEffect(
-                record.effect_key,
-                Effect(
-                    state,
-                    record.message_id,
-                    record.origin_offset,
-                    record.lane,
-                    record.sequence,
-                    record.version,
-                    record.payload_hash,
-                    RULE,
-                    record.attempt,
-                    result_key,
-                    reason,
-                    now_ms,
-                    failed_ms,
-                    due_ms,
-                    ident,
-                    replay_of(record),
-                    run_of(record),
-                    success_behind(record),
-                ),
-            )
+        effect = effect_of(
+            record,
+            state,
+            now_ms,
+            failed_ms,
+            reason=reason,
+            result_key=result_key,
+            due_ms=due_ms,
+            case_id=ident,
         )
+        done.entries.append(PutEffect(record.effect_key, effect))
 
     def moved_past(self, done: Settlement, record: Record, lane: Lane) -> Lane:
         """The record is done in order: the lane is free, and `last` is its sequence."""

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 import laneway.lanes.forward as forward_module
-import laneway.lanes.intents as intents_module
 import laneway.lanes.judging as judging_module
+import laneway.lanes.record as record_module
 import laneway.lanes.resolving as resolving_module
 import laneway.lanes.settling as settling_module
 from laneway.lanes.admission import Order
@@ -143,7 +143,7 @@ def _lineage_is_lost() -> Sequence[Change]:
     def of_commands_only(record: Record) -> Replay | None:
         return replay_of(record) if record.command is not None else None
 
-    modules = (forward_module, settling_module, intents_module)
+    modules = (forward_module, settling_module, record_module)
     return [(module, "replay_of", of_commands_only) for module in modules]
 
 

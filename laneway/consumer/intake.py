@@ -59,7 +59,8 @@ class Intake:
 
     Args:
         envelopes: by source topic.
-        max_records, max_bytes: records of sources held in memory by the whole process.
+        max_records, max_bytes: records of sources that the whole process may have in hand; and how many may
+            be settled and not in a commit yet, before those count too.
         longest_delay_ms: a retry's due time is cut to this far from now.
         is_low_on_disk: asked once a second; sources pause while it says True.
         clock: epoch milliseconds.
@@ -241,11 +242,14 @@ class Intake:
     # -- bounds
 
     def _room(self, now_ms: int) -> int:
-        records = size = 0
+        records = settled = size = 0
         for partition in self._ownership.live():
             assert partition.board is not None
-            records += partition.board.in_memory + partition.board.pending
+            records += partition.board.in_memory
+            settled += partition.board.pending
             size += partition.board.in_memory_bytes
+        # As many again may be settled and wait for their commit, or handlers would run dry meanwhile.
+        records += max(0, settled - self._max_records)
         room = 0 if size >= self._max_bytes else self._max_records - records
         if room > 0:
             self._full_since_ms = None

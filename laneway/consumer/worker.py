@@ -50,6 +50,9 @@ log = logging.getLogger("laneway")
 
 IDLE_POLL_S: Final = 0.05
 BUSY_WAIT_S: Final = 0.005
+REST_S: Final = 0.002
+SMALL_TURN: Final = 64
+"""A turn that has moved less than this rests, as long as the handlers have enough to do."""
 REVOKE_SHARE: Final = 5
 """A revoke may spend this share (one fifth) of max.poll.interval on letting handlers finish."""
 LOST_BUDGET_S: Final = 5.0
@@ -266,7 +269,10 @@ class Worker:
         self._settler.advance(self._ownership.owned(), wall_ms(), urgent=urgent)
         self._profile.enter(Stage.REST)
         self._look_around(now_ms)
-        if not (polled or handed) and (self._workers.in_hand or not self._settler.idle):
+        if 0 < polled + handed + finished < SMALL_TURN and self._workers.is_fed:
+            # A turn for every record that ends would fight the handlers for the interpreter.
+            time.sleep(REST_S)
+        elif not (polled or handed) and (self._workers.in_hand or not self._settler.idle):
             self._workers.wait(BUSY_WAIT_S)
 
     def _idle_s(self, now_ms: int) -> float:

@@ -195,6 +195,11 @@ class Workers:
         return self._in_hand
 
     @property
+    def is_fed(self) -> bool:
+        """Whether more waits than there are threads for it, so that none is idle while the owner rests."""
+        return bool(self._waiting) and not self._idle
+
+    @property
     def capacity(self) -> int:
         """How many records can be in handlers at once."""
         return len(self._slots)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 import threading
@@ -139,8 +140,6 @@ def test_no_more_are_under_way_than_the_settings_say(kind: str) -> None:
         return None
 
     async def later() -> None:
-        import asyncio  # noqa: PLC0415
-
         for _ in range(20):
             await asyncio.sleep(0)
         now[0] -= 1
@@ -150,6 +149,40 @@ def test_no_more_are_under_way_than_the_settings_say(kind: str) -> None:
         pool.submit([run_of(f"lane-{number}") for number in range(30)])
         collect(pool, 30)
     assert most == [3]
+
+
+def test_a_pool_is_fed_while_more_waits_than_may_be_under_way(kind: str) -> None:
+    """The owner may rest only then: with a handler that has nothing to do, every moment of it would cost."""
+    go, entered = threading.Event(), threading.Semaphore(0)
+
+    def handle(delivery: Delivery[Any]) -> Any:
+        entered.release()
+        if "async" in kind:
+            return later()
+        assert go.wait(DEADLINE_S)
+        return None
+
+    async def later() -> None:
+        assert await asyncio.to_thread(go.wait, DEADLINE_S)
+
+    def wait_for(count: int) -> None:
+        for _ in range(count):
+            assert entered.acquire(timeout=DEADLINE_S)
+
+    with pool_of(pipeline_of(kind, handle, max_size=1), settings(workers=2, max_running=2)) as pool:
+        fed = [pool.is_fed]
+        pool.submit([run_of("a")])
+        wait_for(1)
+        fed.append(pool.is_fed)
+        pool.submit([run_of("b")])
+        wait_for(1)
+        fed.append(pool.is_fed)
+        pool.submit([run_of("c")])
+        fed.append(pool.is_fed)
+        go.set()
+        collect(pool, 3)
+        fed.append(pool.is_fed)
+    assert fed == [False, False, False, True, False]
 
 
 def test_stop_lets_running_records_end_and_gives_the_rest_back(kind: str) -> None:

@@ -98,6 +98,11 @@ class Batches:
         """Let the world go on."""
         self._host.wait()
 
+    @property
+    def is_fed(self) -> bool:
+        """To rest costs nothing and brings nothing where the clock is a number."""
+        return False
+
     def recall(self) -> None:
         """Give back what was told to stop and not begun."""
         self._done.extend(self._batching.take_back(only_stopped=True))

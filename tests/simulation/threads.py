@@ -58,6 +58,11 @@ class Threads:
         """Let the world go on."""
         self._host.wait()
 
+    @property
+    def is_fed(self) -> bool:
+        """To rest costs nothing and brings nothing where the clock is a number."""
+        return False
+
     def recall(self) -> None:
         """Give back what was told to stop and not begun."""
         back = [run for run in self._waiting if run.stop]

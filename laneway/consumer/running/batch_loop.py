@@ -68,6 +68,9 @@ class BatchLoop(LoopPool):
     def _take_back(self, *, only_stopped: bool) -> list[Run]:
         return self._batching.take_back(only_stopped=only_stopped)
 
+    def _is_waited_for(self) -> bool:
+        return self._batching.is_ahead
+
     def _next(self) -> BatchJob | None:
         batch = self._batching.take()
         if batch is not None:

@@ -102,6 +102,11 @@ class BatchThreads:
         return self._in_hand
 
     @property
+    def is_fed(self) -> bool:
+        """Whether a batch waits that no thread is there for."""
+        return len(self._in_batch) == len(self._threads) and self._batching.is_ahead
+
+    @property
     def capacity(self) -> int:
         """How many records can be in handlers at once."""
         return len(self._threads) * self._batching.limits.max_size

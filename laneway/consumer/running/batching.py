@@ -119,6 +119,11 @@ class Batching:
                 self._records += self._share(run)
             return self._records // self.limits.max_size
 
+    @property
+    def is_ahead(self) -> bool:
+        """Whether a full batch waits. A look without the lock: it may be so no more."""
+        return self._records >= self.limits.max_size
+
     def take(self) -> Batch | None:
         """The next batch, if it is time for one; it may be smaller than it could, and even empty."""
         now_ms = self._clock()

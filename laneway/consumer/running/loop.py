@@ -148,6 +148,11 @@ class LoopPool(ABC):
         return self._in_hand
 
     @property
+    def is_fed(self) -> bool:
+        """Whether more waits than may be under way: while that is so, the loop needs nobody."""
+        return len(self._jobs) >= self._max_running and self._is_waited_for()
+
+    @property
     def capacity(self) -> int:
         """How many records can be in handlers at once."""
         return self._max_running
@@ -221,6 +226,10 @@ class LoopPool(ABC):
     @abstractmethod
     def _take_back(self, *, only_stopped: bool) -> list[Run]:
         """Take out of what was kept again. From the owner's thread."""
+
+    @abstractmethod
+    def _is_waited_for(self) -> bool:
+        """Whether anything waits for a job. From the owner's thread."""
 
     @abstractmethod
     def _next(self) -> Job | None:
@@ -355,6 +364,9 @@ class RunLoop(LoopPool):
             else:
                 self._waiting.append(run)
         return back
+
+    def _is_waited_for(self) -> bool:
+        return bool(self._waiting)
 
     def _next(self) -> Job | None:
         try:

@@ -58,6 +58,11 @@ class Pool(Protocol):
         ...
 
     @property
+    def is_fed(self) -> bool:
+        """Whether more waits than may be under way, so that no handler stands still while the owner rests."""
+        ...
+
+    @property
     def capacity(self) -> int:
         """How many records can be in handlers at once."""
         ...

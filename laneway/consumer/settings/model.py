@@ -105,7 +105,8 @@ class LanesSettings(_Table):
     max_parked_bytes_per_partition: SizeBytes = 2**30
     """Bytes parked in one partition; at the bound its source is paused."""
     max_in_flight: Count = 2000
-    """Records of sources in memory in one process; at the bound it stops reading."""
+    """Records of sources in hand in one process; at the bound it stops reading. As many again may be settled
+    and wait for their commit."""
     max_in_flight_bytes: SizeBytes = 256 * 2**20
     """Their bytes (key, value, headers); at the bound it stops reading."""
     max_open_cases_per_partition: Count = 100

@@ -50,7 +50,8 @@ log = logging.getLogger("laneway")
 
 IDLE_POLL_S: Final = 0.05
 BUSY_WAIT_S: Final = 0.005
-REST_S: Final = 0.002
+MIN_REST_S: Final = 0.001
+MAX_REST_S: Final = 0.005
 SMALL_TURN: Final = 64
 """A turn that has moved less than this rests, as long as the handlers have enough to do."""
 REVOKE_SHARE: Final = 5
@@ -269,9 +270,10 @@ class Worker:
         self._settler.advance(self._ownership.owned(), wall_ms(), urgent=urgent)
         self._profile.enter(Stage.REST)
         self._look_around(now_ms)
-        if 0 < polled + handed + finished < SMALL_TURN and self._workers.is_fed:
+        rest_s = min(MAX_REST_S, self._workers.fed_s / 2)
+        if rest_s > MIN_REST_S and 0 < polled + handed + finished < SMALL_TURN:
             # A turn for every record that ends would fight the handlers for the interpreter.
-            time.sleep(REST_S)
+            time.sleep(rest_s)
         elif not (polled or handed) and (self._workers.in_hand or not self._settler.idle):
             self._workers.wait(BUSY_WAIT_S)
 

@@ -195,9 +195,9 @@ class Workers:
         return self._in_hand
 
     @property
-    def is_fed(self) -> bool:
-        """Whether more waits than there are threads for it, so that none is idle while the owner rests."""
-        return bool(self._waiting) and not self._idle
+    def fed_s(self) -> float:
+        """For how long, about, every thread has work without the owner; 0 while one is idle."""
+        return 0.0 if self._idle else self._record_s * len(self._waiting) / len(self._slots)
 
     @property
     def capacity(self) -> int:

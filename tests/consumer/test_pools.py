@@ -170,18 +170,18 @@ def test_a_pool_is_fed_while_more_waits_than_may_be_under_way(kind: str) -> None
             assert entered.acquire(timeout=DEADLINE_S)
 
     with pool_of(pipeline_of(kind, handle, max_size=1), settings(workers=2, max_running=2)) as pool:
-        fed = [pool.is_fed]
+        fed = [pool.fed_s > 0]
         pool.submit([run_of("a")])
         wait_for(1)
-        fed.append(pool.is_fed)
+        fed.append(pool.fed_s > 0)
         pool.submit([run_of("b")])
         wait_for(1)
-        fed.append(pool.is_fed)
+        fed.append(pool.fed_s > 0)
         pool.submit([run_of("c")])
-        fed.append(pool.is_fed)
+        fed.append(pool.fed_s > 0)
         go.set()
         collect(pool, 3)
-        fed.append(pool.is_fed)
+        fed.append(pool.fed_s > 0)
     assert fed == [False, False, False, True, False]
 
 

@@ -59,9 +59,9 @@ class Threads:
         self._host.wait()
 
     @property
-    def is_fed(self) -> bool:
+    def fed_s(self) -> float:
         """To rest costs nothing and brings nothing where the clock is a number."""
-        return False
+        return 0.0
 
     def recall(self) -> None:
         """Give back what was told to stop and not begun."""

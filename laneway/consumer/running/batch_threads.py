@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from laneway.consumer.running.batching import Batch, Batching
-from laneway.consumer.running.handback import take_finished
+from laneway.consumer.running.handback import FED_S, take_finished
 from laneway.consumer.workers import FORKED
 from laneway.delivery import Delivery
 from laneway.lanes.run import Run
@@ -102,9 +102,9 @@ class BatchThreads:
         return self._in_hand
 
     @property
-    def is_fed(self) -> bool:
-        """Whether a batch waits that no thread is there for."""
-        return len(self._in_batch) == len(self._threads) and self._batching.is_ahead
+    def fed_s(self) -> float:
+        """For how long, about, every thread has a batch without the owner; 0 while one has none."""
+        return FED_S if len(self._in_batch) == len(self._threads) and self._batching.is_ahead else 0.0
 
     @property
     def capacity(self) -> int:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from typing import Final
 
 from laneway.lanes.run import Run
+
+FED_S: Final = 0.004
+"""What a pool says that does not measure its handlers, when more waits for them than may be under way."""
 
 
 def take_finished(done: deque[Run], news: threading.Event) -> list[Run]:

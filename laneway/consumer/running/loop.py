@@ -27,7 +27,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, cast
 
-from laneway.consumer.running.handback import take_finished
+from laneway.consumer.running.handback import FED_S, take_finished
 from laneway.consumer.workers import FORKED, RunOwner
 from laneway.lanes.failures import class_name
 from laneway.lanes.record import Record
@@ -148,9 +148,9 @@ class LoopPool(ABC):
         return self._in_hand
 
     @property
-    def is_fed(self) -> bool:
-        """Whether more waits than may be under way: while that is so, the loop needs nobody."""
-        return len(self._jobs) >= self._max_running and self._is_waited_for()
+    def fed_s(self) -> float:
+        """For how long, about, as many jobs as may be are under way without the owner; else 0."""
+        return FED_S if len(self._jobs) >= self._max_running and self._is_waited_for() else 0.0
 
     @property
     def capacity(self) -> int:

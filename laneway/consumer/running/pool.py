@@ -58,8 +58,8 @@ class Pool(Protocol):
         ...
 
     @property
-    def is_fed(self) -> bool:
-        """Whether more waits than may be under way, so that no handler stands still while the owner rests."""
+    def fed_s(self) -> float:
+        """For how many seconds, about, handlers have work without the owner; 0 while fewer run than may."""
         ...
 
     @property

@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure or read a measurement, print the tables, write the rest."""
     options = _options(arguments)
     if options.read is not None:
-        report = msgspec.json.decode(options.read.read_bytes(), type=Report)
+        report = _read(options.read)
     else:
         try:
             broker = find_broker()
@@ -52,9 +52,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         finally:
             broker.stop()
     print(render(report, markdown=options.markdown))
-    if options.json is not None:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
     if options.page is not None:
         _write_page(options.page, report)
     if options.plot is not None:
@@ -105,6 +102,26 @@ def _names(known: Iterable[str]) -> Callable[[str], frozenset[str]]:
     return names
 
 
+def _read(path: Path) -> Report:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Report)
+    except (OSError, msgspec.DecodeError) as error:
+        raise SystemExit(f"benchmarks: {path} is nothing that --json wrote: {error}") from None
+
+
+def _keep(report: Report, path: Path | None) -> None:
+    """Write what there is so far: a measurement of an hour must not be lost with its last minute."""
+    if path is None:
+        return
+    unfinished = path.with_name(f"{path.name}.new")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+        unfinished.replace(path)
+    except OSError as error:
+        raise SystemExit(f"benchmarks: {path} cannot be written: {error}") from None
+
+
 def _write_page(page: Path, report: Report) -> None:
     before, begin, rest = page.read_text(encoding="utf-8").partition(_BEGIN)
     _, end, after = rest.partition(_END)
@@ -133,10 +150,17 @@ def _measure(broker: KafkaBroker, form: Form, options: argparse.Namespace) -> Re
     report.cases = [
         case for case in cases(form, parts) if options.subjects is None or case.subject in options.subjects
     ]
+
+    def keep() -> None:
+        report.load_after = load_average()
+        report.seconds = round(time.monotonic() - began_s)
+        _keep(report, options.json)
+
+    keep()
     ground = Ground(cluster, tag, say)
+    report.value_bytes = ground.value_bytes
     try:
-        report.runs = run(report.cases, ground, say, form.deadline_s)
-        report.value_bytes = ground.value_bytes
+        run(report.cases, report.runs, ground, say, form.deadline_s, keep)
         failed = (each.why for runs in report.runs.values() for each in runs if isinstance(each, Failed))
         report.failures.extend(failed)
         for part, measure in _others(report, cluster, tag).items():
@@ -145,10 +169,12 @@ def _measure(broker: KafkaBroker, form: Form, options: argparse.Namespace) -> Re
                     measure()
                 except SubjectFailedError as error:
                     report.failures.append(str(error))
+                keep()
+    except KeyboardInterrupt:
+        report.failures.append("interrupted: these are the figures until then")
     finally:
         ground.close()
-    report.load_after = load_average()
-    report.seconds = round(time.monotonic() - began_s)
+    keep()
     return report
 
 

@@ -62,9 +62,16 @@ class Ground:
         load.remove(self.cluster, self.tag)
 
 
-def run(cases: list[Case], ground: Ground, say: Say, deadline_s: float) -> Runs:
-    """All rounds. A subject that fails is not tried in the rounds to come."""
-    runs: Runs = {case.name: [] for case in cases}
+def run(
+    cases: list[Case], runs: Runs, ground: Ground, say: Say, deadline_s: float, keep: Callable[[], None]
+) -> None:
+    """All rounds. A subject that fails is not tried in the rounds to come.
+
+    Args:
+        runs: where they go, one by one.
+        keep: called when a round is over.
+    """
+    runs.update({case.name: [] for case in cases})
     for number in range(1, max((case.rounds for case in cases), default=0) + 1):
         for case in cases:
             if number <= case.rounds and all(isinstance(each, Measured) for each in runs[case.name]):
@@ -76,7 +83,7 @@ def run(cases: list[Case], ground: Ground, say: Say, deadline_s: float) -> Runs:
                     else f"{type(result).__name__.lower()}: {result.why}"
                 )
                 say(f"round {number}/{case.rounds}  {case.name:78}{said}")
-    return runs
+        keep()
 
 
 def run_once(case: Case, ground: Ground, deadline_s: float) -> Measured | Skipped | Failed:

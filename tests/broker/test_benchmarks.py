@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 import benchmarks.__main__ as benchmarks_main
-from benchmarks import load, processes, restore
+from benchmarks import load, processes, restore, throughput
 from benchmarks.environments import UnavailableError
 from benchmarks.latency import one_load, since_meant
 from benchmarks.peers.work import PREFIX, Task
@@ -73,6 +73,45 @@ def test_the_table_has_what_was_measured_what_was_skipped_and_what_failed(
 
     assert benchmarks_main.main(["--read", str(path), "--markdown"]) == 1
     assert "| quix | 1,000 | - |" in capsys.readouterr().out
+
+
+def test_what_was_measured_before_an_interrupt_is_kept(
+    kafka: KafkaBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who stops a measurement of an hour in its second round has the first one, in the table and as JSON."""
+    monkeypatch.setenv("LANEWAY_TEST_BOOTSTRAP", kafka.bootstrap)
+    results = iter([Measured(100, 1.0, 2.0, 1.0, 1.0)])
+
+    def once(*_: object) -> Measured:
+        found = next(results, None)
+        if found is None:
+            raise KeyboardInterrupt
+        return found
+
+    monkeypatch.setattr(throughput, "run_once", once)
+    path = tmp_path / "below" / "figures.json"
+    small = ["--only", "peers", "--subjects", "bare-json", "--rounds", "2", "--records", "1000"]
+    assert benchmarks_main.main([*small, "--json", str(path)]) == 1
+
+    table, complaint = capsys.readouterr()
+    assert "bare-json" in table
+    assert "interrupted" in complaint
+    report = msgspec.json.decode(path.read_bytes(), type=Report)
+    (runs,) = report.runs.values()
+    assert [run.per_second for run in runs if isinstance(run, Measured)] == [50.0]
+
+
+def test_where_figures_cannot_go_is_said_before_they_are_taken(
+    kafka: KafkaBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A path that cannot be written, and a file that is no measurement, end the command with their names."""
+    monkeypatch.setenv("LANEWAY_TEST_BOOTSTRAP", kafka.bootstrap)
+    monkeypatch.setattr(throughput, "run_once", pytest.fail)
+    blocked = tmp_path / "file"
+    blocked.write_text("no directory, no figures")
+    for arguments in (["--only", "peers", "--json", str(blocked / "x.json")], ["--read", str(blocked)]):
+        with pytest.raises(SystemExit, match=str(blocked)):
+            benchmarks_main.main(arguments)
 
 
 def test_handled_is_not_committed(cluster: Cluster, names: object, tmp_path: Path) -> None:

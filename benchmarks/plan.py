@@ -26,7 +26,8 @@ class SubjectKind(msgspec.Struct, frozen=True):
         command: how it is started; raises UnavailableError where it cannot be.
         promises: what a user of it gets, beside its figure.
         share: of the records of a form; slow ones get fewer, and a loop that only empties the
-            queue of its client, of 100,000 messages for each partition, gets more.
+            queue of its client, of 100,000 messages for each partition, gets more. 0 for one that is
+            only measured with handlers that take time.
     """
 
     name: str
@@ -78,6 +79,12 @@ SUBJECTS: Final = {
             lambda: python_peer("quix"),
             "order by partition; a state with a changelog remembers effects; at least once, checkpoints of "
             "100 ms; one handler at a time",
+        ),
+        SubjectKind(
+            "alone",
+            lambda: own("benchmarks.peers.alone"),
+            "nothing: only the handlers, as many at a time, without Kafka: what the interpreter can do",
+            0.0,
         ),
         SubjectKind(
             "java", java_peer, "order by key; at least once, asynchronous commits of 100 ms; no memory", 2.0
@@ -209,8 +216,9 @@ def cases(form: Form, parts: frozenset[Part]) -> list[Case]:
 
 def _peers(form: Form) -> Iterator[Case]:
     for kind in SUBJECTS.values():
-        records = max(320, int(form.records * kind.share))
-        yield Case("peers", kind.name, records, form.rounds)
+        if kind.share:
+            records = max(320, int(form.records * kind.share))
+            yield Case("peers", kind.name, records, form.rounds)
     for level in ("off", "all") if form.full else ():
         yield Case("peers", "changelog", form.records, form.rounds, journal=level)
 
@@ -218,7 +226,7 @@ def _peers(form: Form) -> Iterator[Case]:
 def _handlers(form: Form) -> Iterator[Case]:
     """Handlers that take time, and a key that all records have."""
     # One event loop hands out fewer than its handlers could take.
-    concurrent = (("changelog", 20_000.0), ("java", 20_000.0), ("pyrallel", 2_000.0))
+    concurrent = (("changelog", 20_000.0), ("alone", 20_000.0), ("java", 20_000.0), ("pyrallel", 2_000.0))
     one_by_one = ("bare-json", "quix", "share") if form.full else ("bare-json",)
     for ms in (1, 10, 100):
         for subject, fastest in concurrent:
@@ -226,7 +234,8 @@ def _handlers(form: Form) -> Iterator[Case]:
             yield Case("handlers", subject, records, form.side_rounds, f"sleep-{ms}")
         for subject in one_by_one:
             yield Case("handlers", subject, _for(form, 1000 / ms), form.side_rounds, f"sleep-{ms}")
-    for subject, fastest in (("changelog", ASYNC_CONCURRENCY * 1000 / 10), ("pyrallel", 2_000.0)):
+    most = ASYNC_CONCURRENCY * 1000 / 10
+    for subject, fastest in (("changelog", most), ("alone", most), ("pyrallel", 2_000.0)):
         yield Case(
             "handlers", subject, _for(form, fastest), form.side_rounds, "async-10",
             concurrency=ASYNC_CONCURRENCY,

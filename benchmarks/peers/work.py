@@ -72,9 +72,11 @@ class Clock:
 
     Args:
         at_end: called once, before `ended` is said.
+        commits: False for a subject that has nothing to commit: what is handled is through.
     """
 
-    def __init__(self, task: Task, at_end: Callable[[], None] | None = None) -> None:
+    def __init__(self, task: Task, at_end: Callable[[], None] | None = None, *, commits: bool = True) -> None:
+        self._commits = commits
         self._records = task.records
         self._warm = task.warm
         self._calls = count(1)
@@ -93,7 +95,7 @@ class Clock:
         if number == self._warm:
             self.begin()
         elif number == self._records:
-            self.handled()
+            self.handled(committed=not self._commits)
 
     def begin(self) -> None:
         """The warm-up is over."""

@@ -52,7 +52,7 @@ IDLE_POLL_S: Final = 0.05
 BUSY_WAIT_S: Final = 0.005
 MIN_REST_S: Final = 0.001
 MAX_REST_S: Final = 0.005
-SMALL_TURN: Final = 64
+SMALL_TURN: Final = 256
 """A turn that has moved less than this rests, as long as the handlers have enough to do."""
 REVOKE_SHARE: Final = 5
 """A revoke may spend this share (one fifth) of max.poll.interval on letting handlers finish."""

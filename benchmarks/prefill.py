@@ -24,6 +24,9 @@ from laneway.store.port import Change, ChangelogMark, StoreIdentity
 from laneway.store.state_dir import StateDir
 
 BATCH: Final = 5_000
+MERGE_S: Final = 120.0
+LOOK_S: Final = 0.1
+QUIET_LOOKS: Final = 10
 _NUMBER_FROM: Final = 1_000_000
 """Behind any sequence of the records that are measured."""
 _NOBODY: Final = StoreIdentity("prefill", "prefill", 0)
@@ -40,6 +43,19 @@ def fill(place: Path, effects: int, keys: int) -> None:
         ledger.apply_changes(changes, ChangelogMark("", 0, now_ms))
     ledger.end_restore()
     ledger.close()
+    _let_it_merge(place)
+
+
+def _let_it_merge(place: Path) -> None:
+    """What filling in a few seconds owes is paid here: a ledger that grew in weeks owes it to nobody."""
+    store = rocks.open_primary(place)
+    deadline_s = time.monotonic() + MERGE_S
+    quiet = 0
+    # One merge may be the reason for the next, so it has to be quiet for a while.
+    while quiet < QUIET_LOOKS and time.monotonic() < deadline_s:
+        quiet = 0 if store.is_merging() else quiet + 1
+        time.sleep(LOOK_S)
+    store.close()
 
 
 def _changes(first: int, end: int, keys: int, now_ms: int) -> Iterator[Change]:

@@ -45,6 +45,7 @@ LOG_FILE_BYTES: Final = 1024 * 1024
 LOG_FILES: Final = 2
 
 _FAMILY: Final = "default"
+_MERGES: Final = ("num-running-compactions", "compaction-pending")
 _KEY: Final = itemgetter(0)
 
 
@@ -183,6 +184,14 @@ class Rocks:
         """RocksDB's estimate of the keys stored."""
         try:
             return self._open().property_int_value("rocksdb.estimate-num-keys") or 0
+        except Exception as error:  # noqa: BLE001 - rocksdict raises nothing more precise
+            _raise(error, self._path)
+
+    def is_merging(self) -> bool:
+        """Whether RocksDB merges tables in the background, or is about to: CPU and disk of its own."""
+        try:
+            asked = (self._open().property_int_value(f"rocksdb.{name}") for name in _MERGES)
+            return any(asked)
         except Exception as error:  # noqa: BLE001 - rocksdict raises nothing more precise
             _raise(error, self._path)
 

@@ -113,15 +113,20 @@ class Clock:
             time.sleep(SAMPLE_EVERY_S)
 
     def _await_end(self) -> None:
-        if not select.select([sys.stdin], [], [], self._deadline_s)[0]:
-            print("the time is over", file=sys.stderr, flush=True)
-            os._exit(LATE)
-        cpu_s = time.process_time() - self._began_cpu_s
-        if self._at_end is not None:
-            self._at_end()
-        say(ended={"cpu_s": cpu_s, "peak_mib": peak_mib()})
-        # Groups, topics and files of a run are its own: nothing is gained by leaving in order.
-        os._exit(0)
+        code = LATE
+        try:
+            if not select.select([sys.stdin], [], [], self._deadline_s)[0]:
+                print("the time is over", file=sys.stderr, flush=True)
+                return
+            cpu_s = time.process_time() - self._began_cpu_s
+            if self._at_end is not None:
+                self._at_end()
+            say(ended={"cpu_s": cpu_s, "peak_mib": peak_mib()})
+            code = 0
+        finally:
+            # Also when nobody hears it any more: it would stay for ever. Groups, topics and files of a run
+            # are its own, so nothing is gained by leaving in order.
+            os._exit(code)
 
 
 def say(**line: Any) -> None:

@@ -7,7 +7,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Annotated
 
@@ -16,6 +17,7 @@ from rich.console import Console
 
 from laneway.app import load_app
 from laneway.cli import options
+from laneway.cli.processes import run_many
 from laneway.cli.profile import table_of
 from laneway.consumer.interpreter import tune_interpreter
 from laneway.consumer.profile import NO_PROFILE, CycleProfile
@@ -24,6 +26,7 @@ from laneway.consumer.start import build_worker
 from laneway.consumer.worker import Worker
 
 SECOND_SIGNAL = 1
+MOST_PROCESSES = 256
 ENDED_AT_ONCE = b"laneway: ended at once; what handlers were running comes again, marked redelivered\n"
 
 _log = logging.getLogger("laneway")
@@ -49,6 +52,15 @@ def run(
             help="Start although offsets are committed and their ledger is not here: effects may repeat.",
         ),
     ] = False,
+    processes: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=MOST_PROCESSES,
+            help="So many workers, each in a process of its own.",
+        ),
+    ] = 1,
     profile_cycle: Annotated[
         bool,
         typer.Option("--profile-cycle", help="At the end, tell where the CPU time of a record went."),
@@ -70,6 +82,13 @@ def run(
         sources=sources,
         flags={"journal.path": journal},
     )
+    if processes > 1:
+        words = ["run", app, *_words(config, sets, bootstrap, group, sources, journal)]
+        words += ["--drain-timeout", str(drain_timeout)]
+        words += ["--accept-empty-ledger"] if accept_empty_ledger else []
+        words += ["--profile-cycle"] if profile_cycle else []
+        words += ["--quiet"] if quiet else []
+        raise typer.Exit(run_many(list(_one_each(words, loaded.settings.instance_id, processes))))
     for order in held_orders(loaded):
         _log.log(logging.INFO if order.is_meant else logging.WARNING, "%s", order.text)
     # An application is imported and run: the journal has standard output for itself.
@@ -91,6 +110,31 @@ def run(
         finally:
             if profile is not None:
                 Console(stderr=True).print(table_of(profile))
+
+
+def _words(
+    config: Path | None,
+    sets: Sequence[str] | None,
+    bootstrap: str | None,
+    group: str | None,
+    sources: Sequence[str] | None,
+    journal: str | None,
+) -> Iterator[str]:
+    """What was written on the command line, for a worker to read it again."""
+    yield from ("-c", str(config)) if config is not None else ()
+    for item in sets or ():
+        yield from ("-X", item)
+    yield from ("-b", bootstrap) if bootstrap is not None else ()
+    yield from ("-g", group) if group is not None else ()
+    for source in sources or ():
+        yield from ("--source", source)
+    yield from ("--journal", journal) if journal is not None else ()
+
+
+def _one_each(words: Sequence[str], instance_id: str | None, count: int) -> Iterator[Sequence[str]]:
+    """A command line for each worker. A static member has a name of its own, the same at every start."""
+    for number in range(1, count + 1):
+        yield words if instance_id is None else [*words, "-X", f"instance_id={instance_id}-{number}"]
 
 
 def _end_at_once(_number: int, _: FrameType | None) -> None:

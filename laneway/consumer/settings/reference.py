@@ -62,6 +62,12 @@ _WRITTEN: Final = {
     "retention": '"30d"',
     "min_free": '"2GiB"',
 }
+_UNITS: Final = {
+    "max_parked_bytes_per_partition": "size",
+    "max_in_flight_bytes": "size",
+    "retention": "duration",
+    "min_free": "size",
+}
 _NAMES: Final = {str: "text", int: "number", bool: "true or false", float: "number", Path: "path"}
 
 
@@ -78,15 +84,29 @@ def _keys(model: type[BaseModel]) -> Iterator[Key]:
         if (isinstance(shape, type) and issubclass(shape, BaseModel)) or name in {"source", "kafka"}:
             continue
         written = field.alias or name
-        yield Key(
-            written, _default(written, field), _values(shape), " ".join((field.description or "").split())
-        )
+        meaning = " ".join((field.description or "").split())
+        yield Key(written, _default(written, field), _takes(written, field), meaning)
 
 
 def _default(name: str, field: FieldInfo) -> str:
     if name in _WRITTEN:
         return _WRITTEN[name]
     return "" if field.is_required() else _toml(field.default)
+
+
+def _takes(name: str, field: FieldInfo) -> str:
+    if name in _UNITS:
+        return _UNITS[name]
+    least, most = (_bound(field, name) for name in ("ge", "le"))
+    words = _values(field.annotation)
+    if least is None:
+        return words
+    return f"{words}, {least} or more" if most is None else f"{words}, {least} to {most}"
+
+
+def _bound(field: FieldInfo, name: str) -> int | None:
+    found = (getattr(each, name, None) for each in field.metadata)
+    return next((each for each in found if isinstance(each, int)), None)
 
 
 def _toml(value: object) -> str:

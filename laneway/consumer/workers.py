@@ -36,6 +36,8 @@ FORKED: Final = 70
 """Exit code of a child that a handler forked and that came back out of the handler."""
 CHUNK_S: Final = 0.002
 SLOW_MS: Final = 5
+SLOW_CHUNK_MS: Final = 20
+"""Ten times what a chunk is meant to take: its records have become slower than they were, if none is slow."""
 _TICK_S: Final = 0.005
 # Pessimistic, so that the first runs of an unknown handler are spread over all threads.
 _FIRST_ESTIMATE_S: Final = 0.01
@@ -65,27 +67,31 @@ class _Slot:
     Attributes:
         taken: its chunk: runs it has taken and not begun; the owner may take them back.
         run: the run it is in.
+        began_ms: when it began its chunk.
         quiet: True while it may have finished runs without having said so.
         gate: held while the thread sleeps; released to wake it.
     """
 
-    __slots__ = ("gate", "quiet", "run", "taken", "thread")
+    __slots__ = ("began_ms", "gate", "quiet", "run", "taken", "thread")
 
     def __init__(self) -> None:
         self.taken: deque[Run] = deque()
         self.run: Run | None = None
+        self.began_ms = 0
         self.quiet = False
         self.gate = threading.Lock()
         self.gate.acquire()
         self.thread: threading.Thread | None = None
 
     def is_slow(self, now_ms: int) -> bool:
-        """True while one record has been running for more than a moment."""
+        """True while one record has been running for more than a moment, or a chunk for many."""
         run = self.run
         if run is None:
             return False
         started_ms = run.started_ms
-        return started_ms != 0 and now_ms - started_ms > SLOW_MS
+        if started_ms == 0:
+            return False
+        return now_ms - started_ms > SLOW_MS or now_ms - self.began_ms > SLOW_CHUNK_MS
 
 
 class Workers:
@@ -160,10 +166,11 @@ class Workers:
                 return
             # Somebody must look after what waits behind a slow run; nobody else is awake to do it.
             watch = bool(self._waiting) or any(slot.taken or slot.quiet for slot in self._slots)
-            if self._news.wait(min(left_s, _TICK_S) if watch else left_s):
-                return
+            has_news = self._news.wait(min(left_s, _TICK_S) if watch else left_s)
             if watch:
                 self.reclaim(self._clock())
+            if has_news:
+                return
 
     def recall(self) -> None:
         """Give back the runs that were told to stop and that no thread has begun.
@@ -320,6 +327,7 @@ class Workers:
 
     def _run_chunk(self, slot: _Slot) -> None:
         records = 0
+        slot.began_ms = self._clock()
         began_s = said_s = time.perf_counter()
         slot.quiet = len(slot.taken) > 1
         while True:

@@ -6,7 +6,7 @@ import os
 import random
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -219,6 +219,25 @@ def test_slow_handlers_run_side_by_side() -> None:
             collect(workers, 200)
         workers.submit([run_of(f"slow-{number}") for number in range(8)])
         assert all(run.outcomes == [ACK] for run in collect(workers, 8))
+
+
+def test_records_that_have_become_slower_are_shared_among_the_threads() -> None:
+    """Hundreds of runs, taken by one thread as work for an instant, do not all stay with it at 2 ms each."""
+    by_thread: Counter[int] = Counter()
+
+    def process(record: Record, topic: str, partition: int, deadline_ms: int) -> Outcome:
+        if record.lane.startswith("slower"):
+            time.sleep(0.002)
+            by_thread[threading.get_ident()] += 1
+        return ACK
+
+    with pool(process, threads=8) as workers:
+        for _ in range(40):
+            workers.submit([run_of(f"warm-{number}") for number in range(200)])
+            collect(workers, 200)
+        workers.submit([run_of(f"slower-{number}") for number in range(400)])
+        collect(workers, 400)
+    assert max(by_thread.values()) < 200, by_thread
 
 
 def test_an_overdue_run_is_named_and_others_go_on() -> None:

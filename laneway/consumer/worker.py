@@ -265,13 +265,14 @@ class Worker:
         self._profile.enter(Stage.JUDGE)
         handed = self._hand_out(wall_ms())
         self._profile.enter(Stage.REST)
-        # Handlers that wait for their intents should not wait for a cycle's age besides.
+        # Handlers that wait for their intents should not wait for a cycle's age besides; nor should reading.
         urgent = self._rules.intents and any(p.board and p.board.has_intents for p in self._ownership.live())
+        urgent = urgent or (self._intake.is_full and not self._workers.in_hand)
         self._settler.advance(self._ownership.owned(), wall_ms(), urgent=urgent)
         self._profile.enter(Stage.REST)
         self._look_around(now_ms)
         rest_s = min(MAX_REST_S, self._workers.fed_s / 2)
-        if rest_s > MIN_REST_S and 0 < polled + handed + finished < SMALL_TURN:
+        if rest_s > MIN_REST_S and 0 < polled + handed + finished < SMALL_TURN and not urgent:
             # A turn for every record that ends would fight the handlers for the interpreter.
             time.sleep(rest_s)
         elif not (polled or handed) and (self._workers.in_hand or not self._settler.idle):

@@ -86,6 +86,8 @@ class Books:
         self.full_lanes: set[str] = set()
         self.in_memory = 0
         self.in_memory_bytes = 0
+        self._settled_bytes = 0
+        self._under_way_bytes = 0
         self.handed_over: dict[Channel, int] = dict(meta.handed_over) if meta is not None else {}
         self.pause: Pause | None = meta.pause if meta is not None else None
         # A new ledger says in its first cycle where it begins: then a worker's offsets never stand alone.
@@ -143,6 +145,7 @@ class Books:
             self.frontiers[record.channel].settle(record.offset)
             self.in_memory -= 1
             self.in_memory_bytes -= record.size_bytes
+            self._settled_bytes += record.size_bytes
 
     def settle_acks(self, settlements: list[Settlement], after: Lane, work: Work) -> None:
         """Book settlements of consecutive records of a free lane: `settle` for each, without barriers.
@@ -166,6 +169,7 @@ class Books:
             self.lanes.wake(woken)
         self.in_memory -= len(settlements)
         self.in_memory_bytes -= size
+        self._settled_bytes += size
         work.touched = self.cycle
         work.state = after
 
@@ -226,9 +230,10 @@ class Books:
         return len(self._held_back)
 
     @property
-    def held_back_bytes(self) -> int:
-        """The size of their records."""
-        return sum(done.record.size_bytes for done in self._held_back)
+    def undecided_bytes(self) -> int:
+        """The size of the records that are settled and not known to be durable, those held back included."""
+        held = sum(done.record.size_bytes for done in self._held_back) if self._held_back else 0
+        return self._settled_bytes + self._under_way_bytes + held
 
     def cut(self, now_ms: int) -> Cut | None:
         """Take what happened since the last cut, with the frontiers it leads to."""
@@ -238,7 +243,9 @@ class Books:
         self.moved = False
         settlements = self._settled
         self._settled = []
+        self._under_way_bytes, self._settled_bytes = self._settled_bytes, 0
         if is_due:
+            self._under_way_bytes += sum(done.record.size_bytes for done in self._held_back)
             settlements = self._held_back + settlements
             self._book_later(self._held_back, self.cycle)
             self._held_back = []
@@ -306,6 +313,7 @@ class Books:
     def committed(self, cut: Cut) -> None:
         """A cut is durable: what waited for it may go on, what the ledger now knows is forgotten."""
         self._under_way = []
+        self._under_way_bytes = 0
         self.lanes.commit(cut.number)
         for work in self.in_hand.commit(cut.number):
             self.lanes.wake(work)

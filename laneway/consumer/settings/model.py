@@ -108,15 +108,16 @@ class LanesSettings(_Table):
     """Records of sources in hand in one process; at the bound it stops reading. As many again may be settled
     and wait for their commit."""
     max_in_flight_bytes: SizeBytes = 256 * 2**20
-    """Their bytes (key, value, headers); at the bound it stops reading."""
+    """Bytes (key, value, headers) of these, and of those that wait for their commit; at the bound it stops
+    reading."""
     max_open_cases_per_partition: Count = 100
     """Open cases of one partition; at the bound its source is paused."""
     max_replays: Count = 3
     """How often the dead letters of one effect may be replayed; beyond it a replay is refused."""
     workers: Annotated[int, Field(ge=1, le=1024)] = 16
-    """Threads that run handlers written as `def`."""
+    """Threads that run handlers written as `def`: so many records, or batches, at once."""
     max_running: Annotated[int, Field(ge=1, le=100_000)] = 256
-    """Handlers written as `async def` that are under way at once."""
+    """Handlers written as `async def` that are under way at once: so many records, or batches."""
     handler_timeout_ms: DurationMs = 60_000
     """After this an `async def` handler is cancelled; any other is reported as overdue, and its lane waits
     for it."""

@@ -22,6 +22,7 @@ RULES = (
     "judging",
     "overlay",
     "record",
+    "redelivery",
     "run",
     "settlement",
     "settling",

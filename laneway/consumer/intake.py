@@ -132,6 +132,11 @@ class Intake:
         self._pass_ends()
         return admitted
 
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing could be read at the last poll, for want of room."""
+        return self._full_since_ms is not None
+
     def _pass_ends(self) -> None:
         """Let frontiers pass what holds no record; after the records of the same poll, which lie below."""
         later = []
@@ -248,7 +253,8 @@ class Intake:
             records += partition.board.in_memory
             settled += partition.board.pending
             size += partition.board.in_memory_bytes
-        # As many again may be settled and wait for their commit, or handlers would run dry meanwhile.
+        # As many again may be settled and wait for their commit, or handlers would run dry meanwhile. On this
+        # bound stands what a next owner takes for redelivered: `rules.HAND_OVER_CUTS`.
         records += max(0, settled - self._max_records)
         room = 0 if size >= self._max_bytes else self._max_records - records
         if room > 0:

@@ -14,8 +14,8 @@ from laneway.lanes.rules import Rules
 
 MAX_RUN: Final = 256
 HAND_OVER_CUTS: Final = 5
-"""A worker stops handing over when so many times `max_in_flight` is settled and not committed, so a worker
-elsewhere cannot have handed over more than that beyond its last cycle (holes of the log not counted)."""
+"""A worker reads no source on when twice `max_in_flight` is in hand or settled, and a cycle under way takes
+as much at most: so a worker elsewhere cannot have read more than five times that beyond its last cycle."""
 
 
 def rules_of(settings: Settings) -> Rules:

@@ -29,6 +29,7 @@ from laneway.lanes.intents import Intents
 from laneway.lanes.judging import Judging
 from laneway.lanes.overlay import Known
 from laneway.lanes.record import Channel, Record
+from laneway.lanes.redelivery import Redelivery
 from laneway.lanes.rules import Rules
 from laneway.lanes.run import Run
 from laneway.lanes.settlement import HANDLED, Settled, Settlement
@@ -73,7 +74,7 @@ class Board:
         self._settling = Settling(home, rules)
         self._epoch = epoch
         self._owner = owner
-        self._handed_before = _handed_before(opening, rules.hand_over_slack)
+        self._redelivery = Redelivery(opening, rules.hand_over_slack)
         books = Books(
             view,
             opening,
@@ -87,9 +88,7 @@ class Board:
         self._lanes = books.lanes
         self._ledger = books.ledger
         self._breaker = Breaker(rules.breaker_lanes)
-        self._judging = Judging(
-            home, rules, envelope, books, self._settling, self._breaker, self._handed_before
-        )
+        self._judging = Judging(home, rules, envelope, books, self._settling, self._breaker, self._redelivery)
         self._intents = Intents(books) if rules.intents else None
         # Where another machine may be the next owner: what handlers get before anything tells of this one
         # would come to them unmarked.
@@ -105,15 +104,15 @@ class Board:
     def admit(self, records: Sequence[Record], now_ms: int) -> None:
         """Take records as they were polled, each channel in its own order."""
         self._look_at_clock(now_ms)
-        books = self._books
+        books, redelivered = self._books, self._redelivery.may_have_been
         arrived = []
         for record in records:
-            record.redelivered = record.offset <= self._handed_before.get(record.channel, -1)
             seen = books.frontiers[record.channel].see(record.offset)
             if seen is not _NEW:
                 if seen is Seen.SETTLED:
                     books.already_settled(Settlement(record, Settled.DUPLICATE, [], ALREADY_SETTLED))
                 continue
+            record.redelivered = redelivered(record.channel, record.offset)
             if record.due_ms > now_ms:
                 # Waiting for their time they have a bound of their own, so that many retries do not
                 # starve the source.
@@ -141,6 +140,7 @@ class Board:
 
     def reached(self, channel: Channel, position: int) -> None:
         """The end of a channel was read: nothing lies between its last record and `position`."""
+        self._redelivery.reached(channel)
         if self._books.frontiers[channel].reach(position):
             self._books.moved = True
 
@@ -379,8 +379,8 @@ class Board:
 
     @property
     def in_memory_bytes(self) -> int:
-        """Their bytes."""
-        return self._books.in_memory_bytes + self._books.held_back_bytes
+        """Their bytes, and those of what is settled and not known to be durable."""
+        return self._books.in_memory_bytes + self._books.undecided_bytes
 
     @property
     def handed_over(self) -> dict[Channel, int]:
@@ -425,22 +425,6 @@ class Board:
     def frontier(self, channel: Channel) -> int:
         """The lowest unsettled offset of a channel, as far as it was read."""
         return self._books.frontiers[channel].frontier
-
-
-def _handed_before(opening: Opening, slack: int) -> dict[Channel, int]:
-    """By channel, the highest offset that a handler may have been given before this ownership.
-
-    Args:
-        slack: a process elsewhere can have handed over so many offsets more than the last cycle says. It may
-            have been there although that cycle is our own: it died before it made one.
-    """
-    marks = dict(opening.handed_over)
-    meta = opening.meta
-    if meta is not None:
-        # A channel that the last cycle says nothing of may have been handed over from since.
-        for channel in Channel:
-            marks[channel] = max(marks.get(channel, -1), meta.handed_over.get(channel, -1) + slack)
-    return marks
 
 
 def _is_unread(outcome: Outcome) -> bool:

@@ -39,6 +39,7 @@ from laneway.lanes.forward import Home
 from laneway.lanes.lane import Lane
 from laneway.lanes.overlay import Known
 from laneway.lanes.record import Channel, Record, is_lane_of_one
+from laneway.lanes.redelivery import Redelivery
 from laneway.lanes.rerun import (
     has_begun_again,
     next_command,
@@ -65,7 +66,7 @@ class Judging:
     """Judges the lanes of one board.
 
     Args:
-        handed_before: by channel, the highest offset that a former owner may have handed over.
+        redelivery: what a former owner may have handed over.
 
     Attributes:
         room: how many deliveries may start yet, where that is bounded; None where it is not.
@@ -79,7 +80,7 @@ class Judging:
         books: Books,
         settling: Settling,
         breaker: Breaker,
-        handed_before: dict[Channel, int],
+        redelivery: Redelivery,
     ) -> None:
         self._home = home
         self._rules = rules
@@ -91,7 +92,7 @@ class Judging:
         self._settling = settling
         self._resolving = Resolving(home, rules, settling)
         self._breaker = breaker
-        self._handed_before = handed_before
+        self._redelivery = redelivery
         self.room: int | None = None
 
     def judge(self, work: Work, known: Known, now_ms: int) -> list[Record]:
@@ -326,7 +327,7 @@ class Judging:
             self._lanes.rest(work, now_ms + read_again_ms(signal))
             return []
         for record in followers:
-            record.redelivered = record.offset <= self._handed_before.get(Channel.SOURCE, -1)
+            record.redelivered = self._redelivery.may_have_followed(record.offset)
         return followers
 
     # -- commands

@@ -17,7 +17,7 @@ class Rules:
         max_run: records of one lane handed to a worker together.
         max_judged: lanes looked at in one turn where few may start at a time.
         intents: a handler starts only when the ledger knows that it may have (see `intents`).
-        hand_over_slack: offsets beyond the last known hand-over that another process may have handed over.
+        hand_over_slack: records of the source that another process may have read beyond its last cycle.
         breaker_lanes: so many lanes in a row must find a dependency unavailable, before all wait for it.
         max_replays: how often the dead letters of one effect may be replayed.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pytest
 
@@ -117,6 +118,74 @@ def test_what_another_machine_may_have_handed_over_is_marked_in_every_channel() 
         (2, 1, True),
         (3, 1, False),
     ]
+
+
+def _duplicates(driver: Driver) -> None:
+    for _ in range(20):
+        driver.produce("before", 1)
+
+
+def _garbage(driver: Driver) -> None:
+    for _ in range(20):
+        driver.produce_raw(b"garbage")
+
+
+def _parked(driver: Driver) -> None:
+    driver.produce_many("gap", *range(2, 22))
+
+
+def _holes(driver: Driver) -> None:
+    driver.topics[Channel.SOURCE] += [None] * 50
+
+
+@pytest.mark.parametrize("use_up", [_duplicates, _garbage, _parked, _holes])
+@pytest.mark.parametrize("settled", [True, False], ids=["settled", "unsettled"])
+def test_what_no_handler_gets_does_not_hide_what_one_had(
+    use_up: Callable[[Driver], None], *, settled: bool
+) -> None:
+    """Offsets that lead to no hand-over, however many, stand between nothing and its mark (S21)."""
+    driver = Driver(Rules(hand_over_slack=30))
+    driver.produce_many("before", 1)
+    driver.rest()
+    use_up(driver)
+    if settled:
+        driver.rest()
+        use_up(driver)
+        driver.rest()
+    driver.produce_many("b", 1)
+    driver.poll()
+    driver.work()
+    driver.crash(lose_unsynced=True)
+    driver.rest()
+    marks = [act.redelivered for act in driver.acts if act.effect_key == "b1"]
+    assert marks in ([False, True], [True, True]), "the first may be marked too, the second must be"
+
+
+def test_only_so_many_are_marked_as_another_owner_can_have_read() -> None:
+    """A backlog is not all redelivered: behind the slack a handler hears that it is the first (S21)."""
+    driver = Driver(Rules(hand_over_slack=3))
+    driver.produce_many("a", 1)
+    driver.rest()
+    driver.topics[Channel.SOURCE] += [None] * 20
+    driver.crash(lose_unsynced=True)
+    driver.produce_many("a", 2, 3, 4, 5)
+    driver.rest()
+    assert [act.redelivered for act in driver.acts] == [False, True, True, True, False]
+
+
+def test_retries_are_marked_until_their_end_was_read() -> None:
+    """Another owner can have handed over any retry that was there, and none that came later (S21)."""
+    keys = [chr(ord("b") + number) for number in range(8)]
+    driver = Driver(Rules(hand_over_slack=2), handler=lambda record: LATER if record.attempt == 1 else ACK)
+    for key in keys:
+        driver.produce_many(key, 1)
+    driver.rest(wait=False)
+    driver.crash(lose_unsynced=True)
+    driver.poll()
+    driver.produce_many("late", 1)
+    driver.rest()
+    marks = {act.effect_key: act.redelivered for act in driver.acts if act.attempt == 2}
+    assert marks == {**{f"{key}1": True for key in keys}, "late1": False}
 
 
 def test_where_another_machine_may_follow_nothing_runs_before_the_first_commit() -> None:

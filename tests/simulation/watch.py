@@ -131,10 +131,12 @@ class Watch:
 
     def _check_redelivered(self, process: Process, act: HandlerRun, record: Record) -> None:
         delivery = (act.partition, record.origin_offset, record.attempt)
-        # The note is not synced: the machine may forget it; and another machine may not have it yet.
+        # The note is not synced: the machine may forget it; and another machine has it never. With a
+        # changelog the last cycle tells enough, but not to one who was deposed and does not know.
         memory = (self._world.disks.index(process.disk), process.disk.memory)
         before = self._begun.setdefault(delivery, (act.owner, memory))
-        if before[0] != act.owner and before[1] == memory and not record.redelivered:
+        follows = self._world.plan.config.changelog and not self._is_deposed(act.owner, act.partition)
+        if before[0] != act.owner and (follows or before[1] == memory) and not record.redelivered:
             raise Broken(12, f"{record} comes again unmarked", partition=act.partition, lane=record.lane)
         self._begun[delivery] = (act.owner, memory)
 

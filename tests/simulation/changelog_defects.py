@@ -22,7 +22,9 @@ from laneway.lanes.books import Books
 from laneway.lanes.frontier import Frontier
 from laneway.lanes.intents import Intents
 from laneway.lanes.record import Channel
+from laneway.lanes.redelivery import Redelivery
 from laneway.lanes.run import Run
+from laneway.lanes.view import Opening
 from laneway.store.port import LedgerStore
 from tests.simulation.defect import Defect
 from tests.simulation.planting import Change
@@ -232,6 +234,26 @@ def _applied_before_committed() -> Sequence[Change]:
     return [(ChangelogTruth, "steps", property(reordered))]
 
 
+def _only_our_disk_tells() -> Sequence[Change]:
+    def told(self: Redelivery, channel: Channel, offset: int) -> bool:
+        return offset <= self._before.get(channel, -1)
+
+    return [(Redelivery, "may_have_been", told)]
+
+
+def _offsets_are_counted() -> Sequence[Change]:
+    begin = Redelivery.__init__
+
+    def measured(self: Redelivery, opening: Opening, slack: int) -> None:
+        begin(self, opening, 0)
+        if opening.meta is not None and slack:
+            for channel in Channel:
+                handed = opening.meta.handed_over.get(channel, -1)
+                self._before[channel] = max(self._before.get(channel, -1), handed + slack)
+
+    return [(Redelivery, "__init__", measured)]
+
+
 def _of_changelog(
     name: str, rule: str, what: str, changes: Callable[[], Sequence[Change]], within: int, *breaks: int
 ) -> Defect:
@@ -421,5 +443,21 @@ CHANGELOG_DEFECTS: tuple[Defect, ...] = (
         _starts_before_intent,
         100,
         3,
+    ),
+    _of_changelog(
+        "only-our-disk-tells",
+        "4.2",
+        "of what another machine handed over, only what its last cycle tells is marked",
+        _only_our_disk_tells,
+        2000,
+        12,
+    ),
+    _of_changelog(
+        "offsets-are-counted",
+        "4.2",
+        "what another machine may have handed over is measured in offsets from its last hand-over",
+        _offsets_are_counted,
+        2000,
+        12,
     ),
 )

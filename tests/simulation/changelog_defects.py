@@ -452,12 +452,14 @@ CHANGELOG_DEFECTS: tuple[Defect, ...] = (
         2000,
         12,
     ),
-    _of_changelog(
+    Defect(
         "offsets-are-counted",
         "4.2",
         "what another machine may have handed over is measured in offsets from its last hand-over",
         _offsets_are_counted,
         2000,
-        12,
+        frozenset({12}),
+        start=4000,
+        changelog=True,
     ),
 )

@@ -50,7 +50,7 @@ format: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
-SOAKED := $(addprefix tests/broker/test_,moving_house.py changelog_faults.py crash_points.py rerun.py memory.py benchmarks.py)
+SOAKED := $(addprefix tests/broker/test_,moving_house.py changelog_faults.py crash_points.py rerun.py memory.py benchmarks.py async.py)
 
 soak: $(STAMP)
 	LANEWAY_TEST_SOAK=1 $(BIN)/python -m pytest $(SOAKED) $(PYTEST_ARGS)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.broker import recording
 from tests.broker.cluster import Cluster
-from tests.broker.conftest import Names
+from tests.broker.conftest import SOAK, Names
 from tests.broker.journal_checks import check_lane_order, events_of
 from tests.broker.kafka import KafkaBroker
 from tests.broker.kinds import tell_the_story
@@ -40,6 +40,7 @@ async def handle(delivery: Delivery[object]) -> None:
 """
 
 
+@pytest.mark.parametrize("group_protocol", ["classic", "consumer"] if SOAK else ["consumer"], indirect=True)
 def test_permits_through_async_handlers(
     kafka: KafkaBroker, cluster: Cluster, names: Names, group_protocol: str, tmp_path: Path
 ) -> None:

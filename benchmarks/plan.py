@@ -14,6 +14,8 @@ PARTS: Final[tuple[Part, ...]] = (
     "peers", "handlers", "keys", "ledger", "partitions", "processes", "latency", "restore",
 )  # fmt: skip
 CONCURRENCY: Final = 16
+ONE_BY_ONE: Final = ("bare-json", "quix", "share")
+"""They handle one record at a time, whatever the concurrency of a case."""
 ASYNC_CONCURRENCY: Final = 256
 KEYS: Final = 1_000
 PARTITIONS: Final = 4
@@ -227,7 +229,7 @@ def _handlers(form: Form) -> Iterator[Case]:
     """Handlers that take time, and a key that all records have."""
     # One event loop hands out fewer than its handlers could take.
     concurrent = (("changelog", 20_000.0), ("alone", 20_000.0), ("java", 20_000.0), ("pyrallel", 2_000.0))
-    one_by_one = ("bare-json", "quix", "share") if form.full else ("bare-json",)
+    one_by_one = ONE_BY_ONE if form.full else ("bare-json",)
     for ms in (1, 10, 100):
         for subject, fastest in concurrent:
             records = _for(form, min(fastest, CONCURRENCY * 1000 / ms))

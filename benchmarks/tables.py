@@ -10,7 +10,7 @@ import msgspec
 
 from benchmarks.latency import FIRST, LINGER_MS, Latency, Percentiles
 from benchmarks.peers.work import millis
-from benchmarks.plan import LANEWAY, SUBJECTS, Case
+from benchmarks.plan import LANEWAY, ONE_BY_ONE, SUBJECTS, Case
 from benchmarks.processes import PARTITIONS as PROCESS_PARTITIONS
 from benchmarks.report import Report
 from benchmarks.restore import Alone, Beside, Restored
@@ -18,6 +18,8 @@ from benchmarks.supervise import Measured
 from benchmarks.throughput import WARM
 
 _SUBJECT: Final = "changelog"
+MOST: Final = 1.02
+"""Of what its handlers can do, no subject does more."""
 _HANDLERS: Final = {
     "none": "a handler that does nothing",
     "sleep": "a handler that blocks for {} ms",
@@ -145,9 +147,12 @@ def _beside_peers(report: Report, cases: list[Case]) -> Table:
     for case in cases:
         promises = SUBJECTS[case.subject].promises if tells else ""
         runs = runs_of(report, case)
-        if not runs:
+        why = "" if runs else _why_none(report, case)
+        if runs and ceiling and _is_a_wonder(case, of_runs(runs, _per_second), ceiling):
+            why = "no figure: more than its handlers can do"
+        if why:
             blanks = ["-"] * (len(columns) - 3)
-            rows.append([case.label, f"{case.records:,}", *blanks, _why_none(report, case)])
+            rows.append([case.label, f"{case.records:,}", *blanks, why])
             continue
         speed = of_runs(runs, _per_second)
         rows.append(
@@ -163,6 +168,11 @@ def _beside_peers(report: Report, cases: list[Case]) -> Table:
             ]
         )
     return Table(title, columns, rows, remark=True)
+
+
+def _is_a_wonder(case: Case, speed: float, ceiling: float) -> bool:
+    """Whether a subject does more than its handlers could: its clock was wrong."""
+    return speed > MOST * (ceiling / case.concurrency if case.subject in ONE_BY_ONE else ceiling)
 
 
 def _why_none(report: Report, case: Case) -> str:

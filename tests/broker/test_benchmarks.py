@@ -142,6 +142,25 @@ def test_a_ratio_is_taken_inside_a_round() -> None:
     assert "0.5" in render(report).splitlines()[-1]
 
 
+def test_a_subject_that_does_more_than_its_handlers_can_has_no_figure() -> None:
+    """A clock that began too late makes wonders: the table says so, and shows none."""
+    cases = [
+        Case("handlers", subject, 100, 1, "sleep-10", concurrency=16)
+        for subject in ("changelog", "share", "java")
+    ]
+    report = describe("a test", "none", SHORT)
+    report.cases = cases
+    report.runs = {
+        case.name: [Measured(100, 1.0, 100 / per_second, 1.0, 1.0)]
+        for case, per_second in zip(cases, (1_500, 110, 1_700), strict=True)
+    }
+    changelog, share, java = render(report).splitlines()[-3:]
+    assert "1,500" in changelog
+    for row in (share, java):
+        assert row.endswith("no figure: more than its handlers can do")
+        assert not {"110", "1,700"} & set(row.split())
+
+
 def test_latency_counts_from_the_time_a_record_was_to_be_sent() -> None:
     """A worker that stands still for a second is charged with every record that was due meanwhile."""
     effects = [(number, 0, number, 1.0) for number in range(10)]

@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
-        "--full", action="store_true", help="the long form: hours, and the only one for figures"
+        "--full", action="store_true", help="the long form: an hour, and the only one for figures"
     )
     parser.add_argument("--only", type=_names(PARTS), help=f"some of {','.join(PARTS)}")
     parser.add_argument("--subjects", type=_names(SUBJECTS), help=f"some of {','.join(SUBJECTS)}")

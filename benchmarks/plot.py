@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.peers.work import millis
 from benchmarks.plan import Case
 from benchmarks.report import Report
-from benchmarks.tables import of_runs, runs_of
+from benchmarks.tables import is_a_wonder, of_runs, runs_of
 
 
 class NoPlotError(Exception):
@@ -69,7 +69,7 @@ def _panels(report: Report) -> list[tuple[str, Lines, tuple[str, str]]]:
         lines: Lines = {}
         for case in report.cases:
             runs = runs_of(report, case)
-            if case.handler.startswith("sleep-") and runs:
+            if case.handler.startswith("sleep-") and runs and not is_a_wonder(case, runs):
                 speed = of_runs(runs, lambda run: run.per_second)
                 lines.setdefault(case.subject, []).append((millis(case.handler), speed))
         return lines

@@ -250,6 +250,7 @@ OPERATOR_DEFECTS: tuple[Defect, ...] = (
         _lineage_is_lost,
         within=3000,
         breaks=frozenset({14}),
+        start=25_000,
     ),
     Defect(
         "letter-replayed-twice",

@@ -110,6 +110,7 @@ class Board:
             seen = books.frontiers[record.channel].see(record.offset)
             if seen is not _NEW:
                 if seen is Seen.SETTLED:
+                    record.redelivered = self._redelivery.had(record.channel, record.offset)
                     books.already_settled(Settlement(record, Settled.DUPLICATE, [], ALREADY_SETTLED))
                 continue
             record.redelivered = redelivered(record.channel, record.offset)

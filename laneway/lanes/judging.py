@@ -327,7 +327,7 @@ class Judging:
             self._lanes.rest(work, now_ms + read_again_ms(signal))
             return []
         for record in followers:
-            record.redelivered = self._redelivery.may_have_followed(record.offset)
+            record.redelivered = self._redelivery.had(Channel.SOURCE, record.offset)
         return followers
 
     # -- commands

@@ -50,9 +50,9 @@ class Redelivery:
             self._before[channel] = offset
         return True
 
-    def may_have_followed(self, offset: int) -> bool:
-        """The same of a record of the source that was parked; as often as one likes."""
-        return offset <= self._before.get(Channel.SOURCE, -1)
+    def had(self, channel: Channel, offset: int) -> bool:
+        """The same of a record that is no news: settled before, or parked. As often as one likes."""
+        return offset <= self._before.get(channel, -1)
 
     def reached(self, channel: Channel) -> None:
         """All that was in a channel has been read: what comes now, no former owner had."""

@@ -235,10 +235,7 @@ def _applied_before_committed() -> Sequence[Change]:
 
 
 def _only_our_disk_tells() -> Sequence[Change]:
-    def told(self: Redelivery, channel: Channel, offset: int) -> bool:
-        return offset <= self._before.get(channel, -1)
-
-    return [(Redelivery, "may_have_been", told)]
+    return [(Redelivery, "may_have_been", Redelivery.had)]
 
 
 def _offsets_are_counted() -> Sequence[Change]:

@@ -320,7 +320,7 @@ CHANGELOG_DEFECTS: tuple[Defect, ...] = (
         "lost-is-settled", "4.5", "what was lost is settled like the rest", _lost_is_settled, 2000, 4, 7, 9
     ),
     _of_changelog(
-        "nobody-is-fenced", "4.2", "offsets may name no member", _nobody_is_fenced, 2000, 4, 6, 7, 9
+        "nobody-is-fenced", "4.2", "offsets may name no member", _nobody_is_fenced, 2000, 4, 6, 7, 9, 12
     ),
     _of_changelog(
         "offsets-when-they-move",

@@ -26,6 +26,7 @@ _CHUNK: Final = 1 << 16
 _HEARD_S: Final = 5.0
 """How long the parent waits for the last words of workers that are gone."""
 KILLED: Final = 1
+_OUT, _ERR = threading.Lock(), threading.Lock()
 
 
 class _Worker:
@@ -58,9 +59,6 @@ class _Worker:
 
     def __str__(self) -> str:
         return f"worker {self.number} (process {self.process.pid})"
-
-
-_OUT, _ERR = threading.Lock(), threading.Lock()
 
 
 def run_many(commands: Sequence[Sequence[str]]) -> int:

@@ -37,8 +37,10 @@ def parent(kafka: KafkaBroker, cluster: Cluster, names: Names, tmp_path: Path) -
     )
 
 
-def pids_of(parent: WorkerProcess, cluster: Cluster, names: Names, tmp_path: Path) -> set[int]:
-    """The processes that work on all partitions, once both have had something to do."""
+def started(parent: WorkerProcess, cluster: Cluster, names: Names, tmp_path: Path) -> set[int]:
+    """The processes that work below a parent, once all of them have had something to do."""
+    parent.start()
+    eventually(lambda: {"[1]", "[2]"} <= live_workers(parent), 60, "partitions at both workers")
     eventually(lambda: len(parent.live()) == PARTITIONS, 60, "all partitions")
     events = [event(f"k{number}", 1, partition=number % PARTITIONS) for number in range(KEYS)]
     cluster.produce(names.source, events)
@@ -56,9 +58,7 @@ def test_two_workers_share_the_work_and_end_in_order(
 ) -> None:
     """Two processes share the partitions; SIGTERM to their parent settles all, and the exit code is 0."""
     with parent:
-        parent.start()
-        eventually(lambda: {"[1]", "[2]"} <= live_workers(parent), 60, "partitions at both workers")
-        pids = pids_of(parent, cluster, names, tmp_path)
+        pids = started(parent, cluster, names, tmp_path)
         assert len(pids) == 2
         assert parent.pid not in pids
         parent.stop()
@@ -73,9 +73,7 @@ def test_a_worker_that_is_killed_ends_the_others_in_order(
 ) -> None:
     """Whoever restarts a service must see that a part of it has died: which, how, and exit code 1."""
     with parent:
-        parent.start()
-        eventually(lambda: {"[1]", "[2]"} <= live_workers(parent), 60, "partitions at both workers")
-        killed, *_ = pids_of(parent, cluster, names, tmp_path)
+        killed, *_ = started(parent, cluster, names, tmp_path)
         os.kill(killed, signal.SIGKILL)
         assert parent.wait(60) == 1
     assert f"(process {killed}) ended by itself, with signal 9" in parent.said()
@@ -86,9 +84,7 @@ def test_workers_end_with_a_parent_that_is_killed(
 ) -> None:
     """No worker goes on below nobody: a restarted service would have it beside its own."""
     with parent:
-        parent.start()
-        eventually(lambda: {"[1]", "[2]"} <= live_workers(parent), 60, "partitions at both workers")
-        pids = pids_of(parent, cluster, names, tmp_path)
+        pids = started(parent, cluster, names, tmp_path)
         parent.kill()
         eventually(lambda: not any(map(is_alive, pids)), 30, "the end of both workers")
 

@@ -69,8 +69,14 @@ def run(
 ) -> None:
     """Run a handler as one worker of its consumer group.
 
-    SIGTERM or Ctrl+C stops it: what runs is finished and settled first. A second signal ends it at once;
-    what was in hand comes again, marked redelivered.
+    SIGTERM or Ctrl+C stops it: what runs is finished and settled first, and the exit code is 0. A second
+    signal ends it at once; what was in hand comes again, marked redelivered. Standard output is the
+    journal's: what a handler prints goes to standard error.
+
+    With --processes N so many workers run below one parent, share state_dir, and say who they are by [1],
+    [2]. They end with the parent. When one ends by itself, the others finish what runs and end too, with its
+    exit code: restart the whole. Each takes its number behind instance_id. More than partitions have nothing
+    to do.
     """
     _log_to_stderr(logging.WARNING if quiet else logging.INFO)
     signal.signal(signal.SIGTERM, _end_at_once)

@@ -83,6 +83,13 @@ def collect(workers: Workers, count: int) -> list[Run]:
     return ended
 
 
+def warm_up(workers: Workers) -> None:
+    """Make the handler count as fast, so that a thread takes hundreds of runs at once."""
+    for _ in range(40):
+        workers.submit([run_of(f"warm-{number}") for number in range(200)])
+        collect(workers, 200)
+
+
 def ack(record: Record, topic: str, partition: int, deadline_ms: int) -> Outcome:
     return ACK
 
@@ -191,10 +198,7 @@ def test_fast_runs_do_not_wait_behind_a_slow_one() -> None:
         return ACK
 
     with pool(process, threads=2) as workers:
-        # So that the handler counts as fast, and a thread takes hundreds of runs at once.
-        for _ in range(40):
-            workers.submit([run_of(f"warm-{number}") for number in range(200)])
-            collect(workers, 200)
+        warm_up(workers)
         slow = run_of("slow")
         workers.submit([run_of("before"), slow, *(run_of(f"after-{number}") for number in range(50))])
         assert len({run.lane for run in collect(workers, 51)} - {"slow"}) == 51
@@ -214,9 +218,7 @@ def test_slow_handlers_run_side_by_side() -> None:
         return ACK
 
     with pool(process, threads=8) as workers:
-        for _ in range(40):
-            workers.submit([run_of(f"warm-{number}") for number in range(200)])
-            collect(workers, 200)
+        warm_up(workers)
         workers.submit([run_of(f"slow-{number}") for number in range(8)])
         assert all(run.outcomes == [ACK] for run in collect(workers, 8))
 
@@ -232,9 +234,7 @@ def test_records_that_have_become_slower_are_shared_among_the_threads() -> None:
         return ACK
 
     with pool(process, threads=8) as workers:
-        for _ in range(40):
-            workers.submit([run_of(f"warm-{number}") for number in range(200)])
-            collect(workers, 200)
+        warm_up(workers)
         workers.submit([run_of(f"slower-{number}") for number in range(400)])
         collect(workers, 400)
     assert max(by_thread.values()) < 200, by_thread

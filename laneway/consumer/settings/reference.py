@@ -57,16 +57,10 @@ _TABLES: Final[tuple[tuple[str, type[BaseModel]], ...]] = (
 )
 # Written in their own unit, which the model has already turned into a number.
 _WRITTEN: Final = {
-    "max_parked_bytes_per_partition": '"1GiB"',
-    "max_in_flight_bytes": '"256MiB"',
-    "retention": '"30d"',
-    "min_free": '"2GiB"',
-}
-_UNITS: Final = {
-    "max_parked_bytes_per_partition": "size",
-    "max_in_flight_bytes": "size",
-    "retention": "duration",
-    "min_free": "size",
+    "max_parked_bytes_per_partition": ('"1GiB"', "size"),
+    "max_in_flight_bytes": ('"256MiB"', "size"),
+    "retention": ('"30d"', "duration"),
+    "min_free": ('"2GiB"', "size"),
 }
 _NAMES: Final = {str: "text", int: "number", bool: "true or false", float: "number", Path: "path"}
 
@@ -90,13 +84,13 @@ def _keys(model: type[BaseModel]) -> Iterator[Key]:
 
 def _default(name: str, field: FieldInfo) -> str:
     if name in _WRITTEN:
-        return _WRITTEN[name]
+        return _WRITTEN[name][0]
     return "" if field.is_required() else _toml(field.default)
 
 
 def _takes(name: str, field: FieldInfo) -> str:
-    if name in _UNITS:
-        return _UNITS[name]
+    if name in _WRITTEN:
+        return _WRITTEN[name][1]
     least, most = (_bound(field, name) for name in ("ge", "le"))
     words = _values(field.annotation)
     if least is None:

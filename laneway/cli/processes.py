@@ -34,6 +34,7 @@ class _Worker:
 
     def __init__(self, number: int, words: Sequence[str], ended: queue.SimpleQueue[_Worker]) -> None:
         self.number = number
+        self.told = False
         self.process = subprocess.Popen(
             [sys.executable, "-m", "laneway.cli.tethered", *words],
             stdin=subprocess.PIPE,
@@ -76,6 +77,7 @@ class _Group:
     def __init__(self) -> None:
         self._workers: list[_Worker] = []
         self._told = False
+        self._signalled = False
 
     def run(self, commands: Sequence[Sequence[str]]) -> int:
         ended: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
@@ -94,12 +96,19 @@ class _Group:
         return next(filter(None, results), 0)
 
     def _on_signal(self, _number: int, _: FrameType | None) -> None:
+        if self._signalled:
+            for worker in self._workers:
+                worker.told = False
+        self._signalled = True
         self._tell()
 
     def _tell(self) -> None:
+        """Tell each to stop, once: to a worker a second signal means at once, and only people mean that."""
         self._told = True
         for worker in self._workers:
-            worker.process.send_signal(signal.SIGTERM)
+            if not worker.told:
+                worker.told = True
+                worker.process.send_signal(signal.SIGTERM)
 
     def _ended(self, worker: _Worker) -> int:
         result = worker.process.returncode

@@ -1,4 +1,4 @@
-"""A worker process that ends with the process that started it: what `demo` and `dev` run.
+"""A worker process that ends with the process that started it: what `demo`, `dev` and `--processes` run.
 
     python -m laneway.cli.tethered run APP -c laneway.toml --journal PATH
     python -m laneway.cli.tethered --nothing-kept run APP -c laneway.toml --journal PATH

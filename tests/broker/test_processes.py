@@ -79,6 +79,25 @@ def test_a_worker_that_is_killed_ends_the_others_in_order(
     assert f"(process {killed}) ended by itself, with signal 9" in parent.said()
 
 
+def test_a_stop_while_the_others_end_is_no_second_signal(
+    parent: WorkerProcess, cluster: Cluster, names: Names, tmp_path: Path
+) -> None:
+    """What is told to stop as one has died is not ended at once by the SIGTERM that follows: it settles."""
+    with parent:
+        pids = started(parent, cluster, names, tmp_path)
+        events = [event(f"slow{number}", 1, work_ms=3000, partition=number) for number in range(PARTITIONS)]
+        cluster.produce(names.source, events)
+        eventually(lambda: parent.said().count('"event":"running"') >= KEYS + PARTITIONS, 30, "all in hand")
+        killed, other = pids
+        os.kill(killed, signal.SIGKILL)
+        eventually(lambda: "ended by itself" in parent.said(), 30, "the others to be told")
+        parent.terminate()
+        assert parent.wait(60) == 1
+    ended = {run.pid for run in read_runs(tmp_path / "runs") if run.effect_key.startswith("slow")}
+    assert other in ended
+    assert "ended at once" not in parent.said()
+
+
 def test_workers_end_with_a_parent_that_is_killed(
     parent: WorkerProcess, cluster: Cluster, names: Names, tmp_path: Path
 ) -> None:
